@@ -1,0 +1,55 @@
+# Two commands do everything on a fresh machine, each by itself: `make demo` and `make test`.
+# The first Python that is new enough is taken; name another with PYTHON=...
+
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14 python; do \
+	if $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then echo $$p; break; fi; done)
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+PYTEST_ARGS ?=
+
+.PHONY: demo test exactness models lint types layers check format clean
+
+demo: $(VENV)/.installed ## set up, bring the default model, run a batch of prompts
+	$(BIN)/octavo pull smollm2
+	$(BIN)/python examples/demo.py
+
+test: $(VENV)/.installed-test models ## set up, bring the models of the tests, run every test
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+exactness: $(VENV)/.installed-test models ## the same tokens and logits, however a request was scheduled
+	$(BIN)/python -m pytest tests/exactness $(PYTEST_ARGS)
+
+models: $(VENV)/.installed-test
+	$(BIN)/python tests/fetch_models.py
+
+lint: $(VENV)/.installed-dev ## style
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed-dev ## static types of the rooms without torch
+	$(BIN)/mypy
+
+layers: $(VENV)/.installed-dev ## who may import whom
+	$(BIN)/lint-imports
+
+check: lint types layers
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "Octavo needs Python 3.11 or newer; name it: make PYTHON=/path/to/python3" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) -e .
+	@touch $@
+
+$(VENV)/.installed-%: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) -e '.[$*]'
+	@touch $@

@@ -1,0 +1,177 @@
+"""What this process may use of the machine: cores, memory, CPU features. Reads /proc and /sys, changes nothing.
+
+A container's limits count, not the machine behind them: affinity masks, cgroup CPU quotas and cgroup memory limits, of
+version 1 and 2, on every level of the hierarchy that is visible from here.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from octavo.config.memory import format_bytes
+
+_NO_LIMIT = 2**60
+"""cgroup v1 writes a number near 2**63 where there is no limit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineInfo:
+    """The machine as far as this process may use it."""
+
+    cpu_flags: frozenset[str]
+    """Features of the CPU, as /proc/cpuinfo names them (avx2, avx512f, asimd, ...)."""
+    num_cores: int
+    """Logical cores this process may compute on at once: the affinity mask, cut by a CPU quota; at least 1."""
+    num_cores_source: str
+    """What set it, for people: "affinity" or "cgroup CPU quota"."""
+    memory_limit: int
+    """Bytes this process can still take."""
+    memory_source: str
+    """What set it: "cgroup" or "available RAM"."""
+
+
+def detect(root: str | Path = "/") -> MachineInfo:
+    """Look at the machine. `root` is where proc/ and sys/ are found; tests put a made-up tree there."""
+    root = Path(root)
+    cores = _allowed_cores(root)
+    quota = _cpu_quota(root)
+    available = _available_ram(root)
+    room = _cgroup_memory_room(root)
+    return MachineInfo(
+        cpu_flags=_cpu_flags(root),
+        num_cores=cores if quota is None else max(1, min(cores, int(quota))),
+        num_cores_source="affinity" if quota is None or cores <= int(quota) else "cgroup CPU quota",
+        memory_limit=available if room is None else min(available, room),
+        memory_source="available RAM" if room is None or available <= room else "cgroup",
+    )
+
+
+def describe(machine: MachineInfo) -> str:
+    """One line for people."""
+    return (
+        f"{machine.num_cores} cores ({machine.num_cores_source}), "
+        f"{format_bytes(machine.memory_limit)} of memory ({machine.memory_source})"
+    )
+
+
+def _cpu_flags(root: Path) -> frozenset[str]:
+    for line in _read(root / "proc/cpuinfo").splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() in ("flags", "Features"):  # x86, Arm
+            return frozenset(value.split())
+    return frozenset()
+
+
+def _allowed_cores(root: Path) -> int:
+    """Cores of the affinity mask (what taskset and cpusets set)."""
+    for line in _read(root / "proc/self/status").splitlines():
+        key, _, value = line.partition(":")
+        if key == "Cpus_allowed_list":
+            return max(1, sum(_range_length(part) for part in value.strip().split(",") if part))
+    return os.cpu_count() or 1
+
+
+def _range_length(part: str) -> int:
+    first, _, last = part.partition("-")
+    return int(last or first) - int(first) + 1
+
+
+def _available_ram(root: Path) -> int:
+    """Bytes the kernel can give without swapping; where it does not say, the RAM there is."""
+    for line in _read(root / "proc/meminfo").splitlines():
+        key, _, value = line.partition(":")
+        if key == "MemAvailable":
+            return int(value.split()[0]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _cgroup_memory_room(root: Path) -> int | None:
+    """Bytes left below the tightest cgroup limit; None without a limit."""
+    rooms = [
+        *(
+            _room(level, "memory.max", "memory.current", "memory.stat", ("inactive_file", "active_file"))
+            for level in _levels(root, "")
+        ),
+        *(
+            _room(
+                level,
+                "memory.limit_in_bytes",
+                "memory.usage_in_bytes",
+                "memory.stat",
+                ("total_inactive_file", "total_active_file"),
+            )
+            for level in _levels(root, "memory")
+        ),
+    ]
+    return min((room for room in rooms if room is not None), default=None)
+
+
+def _room(level: Path, limit_file: str, usage_file: str, stat_file: str, page_cache: tuple[str, str]) -> int | None:
+    """Limit minus usage of one cgroup. File pages count as free: the kernel drops them before it refuses memory."""
+    limit = _read(level / limit_file).strip()
+    if not limit.isdecimal() or int(limit) >= _NO_LIMIT:
+        return None
+    stat = dict(line.split()[:2] for line in _read(level / stat_file).splitlines() if len(line.split()) >= 2)
+    usage = int(_read(level / usage_file).strip() or 0)
+    reclaimable = sum(int(stat.get(key, 0)) for key in page_cache)
+    return max(0, int(limit) - max(0, usage - reclaimable))
+
+
+def _cpu_quota(root: Path) -> float | None:
+    """Cores' worth of CPU time the tightest cgroup quota allows; None without one."""
+    quotas = []
+    for level in _levels(root, ""):
+        quota, _, period = _read(level / "cpu.max").strip().partition(" ")
+        if quota.isdecimal() and period.isdecimal():
+            quotas.append(int(quota) / int(period))
+    for level in _levels(root, "cpu"):
+        quota = _read(level / "cpu.cfs_quota_us").strip()  # -1: none
+        period = _read(level / "cpu.cfs_period_us").strip()
+        if quota.isdecimal() and period.isdecimal():
+            quotas.append(int(quota) / int(period))
+    return min((quota for quota in quotas if quota > 0), default=None)
+
+
+def _levels(root: Path, controller: str) -> Iterator[Path]:
+    """Folders of this process's cgroup and of everything above it. controller "": version 2, else a version 1 name.
+
+    In a container without a cgroup namespace the path of /proc/self/cgroup is the host's and does not exist here; the
+    levels that do exist, the mount point at least, are then the container's own.
+    """
+    path = _cgroup_path(root, controller)
+    if path is None:
+        return
+    for mount in _mounts(root, controller):
+        for part in (path, *path.parents):
+            level = mount / part.relative_to("/")
+            if level.is_dir():
+                yield level
+
+
+def _cgroup_path(root: Path, controller: str) -> PurePosixPath | None:
+    """This process's place in a hierarchy, from lines such as `0::/a/b` (version 2) and `4:cpu,cpuacct:/a/b`."""
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        found = number == "0" and not controllers if not controller else controller in controllers.split(",")
+        if found and path.startswith("/"):
+            # a process outside its cgroup namespace's root is shown with "..": only the mount point is known then
+            return PurePosixPath("/") if ".." in path.split("/") else PurePosixPath(path)
+    return None
+
+
+def _mounts(root: Path, controller: str) -> list[Path]:
+    """Where a hierarchy is mounted: the places every distribution uses."""
+    base = root / "sys/fs/cgroup"
+    if not controller:
+        return [mount for mount in (base, base / "unified") if (mount / "cgroup.controllers").exists()]
+    return [mount for mount in sorted(base.glob("*")) if mount.is_dir() and controller in mount.name.split(",")]
+
+
+def _read(path: Path) -> str:
+    """The file's text; empty if it is not there or may not be read."""
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,242 @@
+"""resolve(): from what the user gave, the model and the machine to every decision. Pure: reads and changes nothing."""
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from octavo.config.engine_args import EngineArgs
+from octavo.config.engine_config import (
+    CacheConfig,
+    EngineConfig,
+    LoadConfig,
+    MemoryPlan,
+    ParallelConfig,
+    SchedulerConfig,
+    WorkerConfig,
+)
+from octavo.config.machine import MachineInfo
+from octavo.config.memory import format_bytes, parse_bytes
+from octavo.config.model import ModelConfig
+from octavo.config.options import check_unchunked_budget, make_engine_args
+from octavo.errors import InvalidInput
+from octavo.protocol.kv_cache_spec import KVCacheSpec
+
+__all__ = ["make_engine_args", "resolve"]
+
+DEFAULT_BATCHED_TOKENS = 2048
+MEMORY_SHARE = 0.8
+"""Of the free memory, what an automatic KV cache may bring the whole engine to."""
+AUTO_KV_CACHE_BYTES = 4 * 2**30
+"""An automatic KV cache is no larger; who wants more says so."""
+
+_SAMPLING_BYTES = 40
+"""Bytes per sampled row and vocabulary entry at the peak: float32 logits, float64 probabilities and their filters."""
+_QUERIES_AT_ONCE = 256
+_SCORES_AT_ONCE = 2**24
+"""Attention computes this many queries of a request, and this many scores of them, together at most."""
+_SCORE_BYTES = 12
+"""Bytes per attention score: float32 scores and weights, and the mask."""
+
+
+def resolve(
+    args: EngineArgs,
+    *,
+    model: ModelConfig,
+    load: LoadConfig,
+    weight_bytes: Callable[[str], int],
+    machine: MachineInfo,
+    platform: str,
+    auto_dtype: tuple[str, str],
+) -> EngineConfig:
+    """Decide everything.
+
+    Args:
+        args: checked by `make_engine_args`.
+        weight_bytes: bytes the weights take in a given dtype.
+        platform: name of the platform that will compute.
+        auto_dtype: what the platform takes for dtype "auto", and why.
+
+    Raises:
+        InvalidInput: an option does not go with the model, or the sum does not fit the machine's memory.
+    """
+    dtype, dtype_reason = auto_dtype if args.dtype == "auto" else (args.dtype, "as asked")
+    kv_cache_dtype = dtype if args.kv_cache_dtype == "auto" else args.kv_cache_dtype
+    scheduler = _scheduler_config(args, model)
+    num_threads = machine.num_cores if args.num_threads is None else args.num_threads
+    demand = _Demand.of(args, model, scheduler, kv_cache_dtype, weight_bytes(dtype))
+    num_blocks, how = _size_pool(args, demand, machine)
+    cache = CacheConfig(
+        num_blocks=num_blocks, block_size=args.block_size, enable_prefix_caching=args.enable_prefix_caching
+    )
+    memory = demand.plan(num_blocks, machine)
+    notes = (
+        f"dtype {dtype} ({dtype_reason})" + (f", KV cache {kv_cache_dtype}" if kv_cache_dtype != dtype else ""),
+        _threads_note(num_threads, args, machine),
+        f"memory: {_sum(memory)}",
+        _pool_note(cache, how, scheduler),
+    )
+    return EngineConfig(
+        model=model,
+        scheduler=scheduler,
+        cache=cache,
+        parallel=ParallelConfig(),
+        load=load,
+        worker=WorkerConfig(platform=platform, dtype=dtype, kv_cache_dtype=kv_cache_dtype, num_threads=num_threads),
+        memory=memory,
+        seed=args.seed,
+        logprobs_mode=args.logprobs_mode,
+        log_stats=not args.disable_log_stats,
+        notes=notes,
+    )
+
+
+def _scheduler_config(args: EngineArgs, model: ModelConfig) -> SchedulerConfig:
+    longest = model.max_position_embeddings
+    if args.max_model_len is not None and args.max_model_len > longest:
+        raise InvalidInput(
+            f"max_model_len={args.max_model_len} is more than the {longest} tokens this model supports; "
+            f"give {longest} or less"
+        )
+    max_model_len = args.max_model_len or longest
+    budget = args.max_num_batched_tokens
+    if budget is None:
+        budget = DEFAULT_BATCHED_TOKENS if args.enable_chunked_prefill else max_model_len
+    if not args.enable_chunked_prefill:
+        check_unchunked_budget(budget, max_model_len)
+    return SchedulerConfig(
+        max_num_seqs=args.max_num_seqs,
+        max_num_batched_tokens=budget,
+        max_model_len=max_model_len,
+        enable_chunked_prefill=args.enable_chunked_prefill,
+        long_prefill_token_threshold=args.long_prefill_token_threshold,
+        policy=args.scheduling_policy,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Demand:
+    """What needs how much memory, in bytes. Everything grows with the number of blocks."""
+
+    model: ModelConfig
+    scheduler: SchedulerConfig
+    block_size: int
+    block: int
+    """One block in all layers."""
+    weights: int
+
+    @classmethod
+    def of(
+        cls, args: EngineArgs, model: ModelConfig, scheduler: SchedulerConfig, kv_cache_dtype: str, weights: int
+    ) -> "_Demand":
+        spec = KVCacheSpec(
+            num_kv_heads=model.num_kv_heads,
+            head_dim_k=model.head_dim,
+            head_dim_v=model.head_dim,
+            dtype=kv_cache_dtype,
+        )
+        block = args.block_size * model.num_layers * spec.bytes_per_token
+        return cls(model, scheduler, args.block_size, block, weights)
+
+    @property
+    def useful_blocks(self) -> int:
+        """Blocks that max_num_seqs requests of max_model_len tokens fill."""
+        return self.scheduler.max_num_seqs * math.ceil(self.scheduler.max_model_len / self.block_size)
+
+    def workspace(self, num_blocks: int) -> int:
+        """What one step takes besides. An estimate from above: everything in float32, nothing reused.
+
+        Every running request holds a block of its own and none is longer than the pool, so a small pool bounds the
+        rows that are sampled together and the length of a request too.
+        """
+        model, tokens = self.model, self.scheduler.max_num_batched_tokens
+        length = min(self.scheduler.max_model_len, num_blocks * self.block_size)
+        rows = min(self.scheduler.max_num_seqs, tokens, num_blocks)
+        query, key = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+        activations = tokens * (4 * model.hidden_size + 4 * (query + key) + 4 * model.intermediate_size)
+        gathered = 2 * length * key  # K and V of one request
+        tables = 2 * self.scheduler.max_num_seqs * length  # token ids and block tables
+        rotary = self.scheduler.max_model_len * model.head_dim
+        scores = min(_SCORES_AT_ONCE, min(_QUERIES_AT_ONCE, tokens) * model.num_heads * length)
+        sampling = rows * model.vocab_size
+        return 4 * (activations + gathered + tables + rotary) + scores * _SCORE_BYTES + sampling * _SAMPLING_BYTES
+
+    def total(self, num_blocks: int) -> int:
+        return self.weights + num_blocks * self.block + self.workspace(num_blocks)
+
+    def plan(self, num_blocks: int, machine: MachineInfo) -> MemoryPlan:
+        """The sum. Raises InvalidInput if it exceeds the limit."""
+        plan = MemoryPlan(
+            weights=self.weights,
+            kv_cache=num_blocks * self.block,
+            workspace=self.workspace(num_blocks),
+            limit=machine.memory_limit,
+            limit_source=machine.memory_source,
+        )
+        if plan.total > plan.limit:
+            raise InvalidInput(
+                f"the engine does not fit the memory: {_sum(plan)}; lower kv_cache_memory or num_kv_blocks, "
+                "max_num_seqs or max_num_batched_tokens, use a smaller dtype or model, or raise the limit"
+            )
+        return plan
+
+
+def _size_pool(args: EngineArgs, demand: _Demand, machine: MachineInfo) -> tuple[int, str]:
+    """Blocks of the KV cache, and what set their number."""
+    if args.num_kv_blocks is not None:
+        return args.num_kv_blocks, f"num_kv_blocks={args.num_kv_blocks}"
+    for name in ("kv_cache_memory", "kv_cache_memory_bytes"):
+        given = getattr(args, name)
+        if given is not None:
+            return _blocks_of(parse_bytes(given, name), name, demand.block), f"{name}={given}"
+    return _automatic_pool(demand, machine)
+
+
+def _automatic_pool(demand: _Demand, machine: MachineInfo) -> tuple[int, str]:
+    """As many blocks as can be of use, fit the memory and stay under the automatic maximum."""
+    most = max(1, min(demand.useful_blocks, AUTO_KV_CACHE_BYTES // demand.block))
+    budget = int(MEMORY_SHARE * machine.memory_limit)
+    num_blocks = bisect_right(range(1, most + 1), budget, key=demand.total)
+    if num_blocks < 1:
+        raise InvalidInput(
+            f"no room for a KV cache: weights {format_bytes(demand.weights)} + one block {format_bytes(demand.block)} "
+            f"+ workspace {format_bytes(demand.workspace(1))} = {format_bytes(demand.total(1))}, but "
+            f"{format_bytes(budget)} may be used, {MEMORY_SHARE:.0%} of {format_bytes(machine.memory_limit)} "
+            f"({machine.memory_source}); lower max_num_batched_tokens, use a smaller dtype or model, or raise the limit"
+        )
+    if num_blocks < most:
+        return num_blocks, "what the memory allows"
+    if num_blocks == demand.useful_blocks:
+        return num_blocks, "all that max_num_seqs requests of full length can use"
+    return num_blocks, f"the automatic maximum of {format_bytes(AUTO_KV_CACHE_BYTES)}; kv_cache_memory gives more"
+
+
+def _blocks_of(amount: int, name: str, block: int) -> int:
+    if amount < block:
+        raise InvalidInput(
+            f"{name}={amount} bytes is less than one block of this model's KV cache, which takes {block} bytes; "
+            "give at least that, or a smaller block_size"
+        )
+    return amount // block
+
+
+def _sum(plan: MemoryPlan) -> str:
+    return (
+        f"weights {format_bytes(plan.weights)} + KV cache {format_bytes(plan.kv_cache)} + workspace "
+        f"{format_bytes(plan.workspace)} = {format_bytes(plan.total)} of {format_bytes(plan.limit)} "
+        f"({plan.limit_source})"
+    )
+
+
+def _threads_note(num_threads: int, args: EngineArgs, machine: MachineInfo) -> str:
+    if args.num_threads is None:
+        return f"threads: {num_threads} (cores this process may use, by {machine.num_cores_source})"
+    slow = f"; more than the {machine.num_cores} cores it may use is slower" if num_threads > machine.num_cores else ""
+    return f"threads: {num_threads} (as asked{slow})"
+
+
+def _pool_note(cache: CacheConfig, how: str, scheduler: SchedulerConfig) -> str:
+    note = f"KV cache: {cache.num_blocks} blocks x {cache.block_size} = {cache.num_tokens} tokens ({how})"
+    if cache.num_tokens < scheduler.max_model_len:
+        return f"{note}; max_model_len is {scheduler.max_model_len}, but no request can be longer than the pool"
+    return f"{note}; max_model_len {scheduler.max_model_len}"

@@ -1,0 +1,215 @@
+"""From token ids to text, one token at a time, and the search for stop strings in it. Touches the tokenizer only.
+
+What always holds:
+- a character whose bytes are split over tokens appears once it is complete, never as replacement characters;
+- no text once handed out is taken back: what may become a stop string is held back until that is decided;
+- the work per token does not grow with the length of the text (bar the copy that appends to it).
+"""
+
+from collections.abc import Sequence
+
+from tokenizers.decoders import DecodeStream
+
+from octavo.protocol.sampling_params import SamplingParams
+from octavo.tokenization.tokenizer import Tokenizer
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+MAX_BROKEN = 3
+"""An incomplete UTF-8 character has at most three bytes, each shown as at most one replacement character."""
+MIN_CONTEXT, MAX_CONTEXT = 6, 32
+"""Tokens that come before the ones to be decoded, so that these read as they do inside a text."""
+MAX_PENDING = 32
+"""Tokens that may wait for the end of a character; an honest one needs four at most, unless tokens cross characters."""
+
+
+class IncrementalDetokenizer:
+    """Text of one request as its tokens come.
+
+    Args:
+        tokenizer: decodes.
+        prompt_token_ids: what precedes the output. Its text is not part of `text`.
+        params: `stop`, `min_tokens`, `skip_special_tokens` and `detokenize` are used.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
+        self.text = ""
+        """Everything decoded so far, cut before the stop string if one was found."""
+        self.num_tokens = 0
+        """Output tokens taken in, up to the one that completed a stop string."""
+        self._stops = tuple(params.stop or ())
+        self._longest_stop = max(map(len, self._stops), default=0)
+        self._min_tokens = params.min_tokens
+        self._stopped = False
+        self._num_handed_out = 0
+        self._stream = (
+            _TextStream(tokenizer, prompt_token_ids, params.skip_special_tokens) if params.detokenize else None
+        )
+
+    def update(self, new_token_ids: Sequence[int], stopped_by_token: bool) -> str | None:
+        """Take in output tokens.
+
+        Args:
+            stopped_by_token: the last of them ended the request by itself; its text is not shown.
+
+        Returns:
+            The stop string that one of them completed, if any. Tokens after that one are not taken in.
+        """
+        last = len(new_token_ids) - 1
+        for index, token_id in enumerate(new_token_ids):
+            self.num_tokens += 1
+            if self._stream is None or (stopped_by_token and index == last):
+                continue
+            if (stop := self._append(self._stream.step(token_id))) is not None:
+                return stop
+        return None
+
+    def next_text(self, finished: bool, delta: bool) -> str:
+        """The text to hand out now.
+
+        Args:
+            finished: nothing follows, so nothing is held back. A character that is still incomplete is not shown.
+            delta: only what was not handed out before, else all of it.
+        """
+        if finished and self._stream is not None and not self._stopped:
+            self._append(self._stream.flush())
+        end = len(self.text) if finished or self._stopped else len(self.text) - self._num_held_back()
+        start = self._num_handed_out if delta else 0
+        self._num_handed_out = end
+        return self.text[start:end]
+
+    def _append(self, piece: str) -> str | None:
+        if not piece:
+            return None
+        start = len(self.text)
+        self.text += piece
+        if not self._stops or self.num_tokens <= self._min_tokens:
+            return None
+        found = self._find_stop(start)
+        if found is None:
+            return None
+        position, stop = found
+        self.text = self.text[:position]
+        self._stopped = True
+        return stop
+
+    def _find_stop(self, new_from: int) -> tuple[int, str] | None:
+        """The stop string that ends first among those that end behind `new_from`; of equal ends the longest."""
+        best: tuple[int, int, str] | None = None
+        for stop in self._stops:
+            position = self.text.find(stop, max(0, new_from - len(stop) + 1))
+            candidate = (position + len(stop), position, stop)
+            if position >= 0 and (best is None or candidate < best):
+                best = candidate
+        return None if best is None else best[1:]
+
+    def _num_held_back(self) -> int:
+        """Length of the longest end of the text that is the beginning of a stop string."""
+        if not self._stops:
+            return 0
+        tail = self.text[max(0, len(self.text) - self._longest_stop + 1) :]
+        return max(_overlap(tail, stop) for stop in self._stops)
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest proper prefix of `stop` that `text` ends with."""
+    start = text.find(stop[0], max(0, len(text) - len(stop) + 1))
+    while start >= 0:
+        if stop.startswith(text[start:]):
+            return len(text) - start
+        start = text.find(stop[0], start + 1)
+    return 0
+
+
+class _TextStream:
+    """The tokenizers library's decode stream, started behind a prompt and never failing.
+
+    The stream keeps its tokens back while their text ends inside a character (`pending`). Where it starts, some tokens
+    of the prompt may be pending too: their whole characters (`_shown`) and the replacement characters that stand for
+    the broken one (`_num_broken`) are taken off the first piece that comes out.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
+        self._start_behind(prompt_token_ids)
+
+    def step(self, token_id: int) -> str:
+        """The text that became complete with this token, possibly none."""
+        self._pending.append(token_id)
+        try:
+            piece = self._stream.step(self._tokenizer.backend, token_id)
+        except Exception:  # the library raises bare Exceptions, such as "Invalid prefix encountered"
+            piece = self._restart()
+        if piece is not None:
+            self._context, self._pending = self._pending, []
+            return self._take_off_shown(piece)
+        return self._settle() if len(self._pending) > MAX_PENDING else ""
+
+    def flush(self) -> str:
+        """The whole characters that are pending. Nothing may follow."""
+        piece, self._pending = self._pending_text(), []
+        return self._take_off_shown(piece).rstrip(REPLACEMENT)
+
+    def _start_behind(self, token_ids: Sequence[int]) -> None:
+        context, waiting = self._split_context(token_ids)
+        self._stream = self._new_stream(context)
+        self._context = context
+        self._pending: list[int] = []
+        self._shown, self._num_broken = "", 0
+        for token_id in waiting:
+            self.step(token_id)
+        if self._pending:
+            text = self._pending_text()
+            self._shown = text.rstrip(REPLACEMENT)
+            self._num_broken = len(text) - len(self._shown)
+
+    def _split_context(self, token_ids: Sequence[int]) -> tuple[list[int], list[int]]:
+        """The last tokens, cut where their text last ended with a whole character: (context, tokens behind it)."""
+        for length in range(MIN_CONTEXT, MAX_CONTEXT):
+            context = list(token_ids[-length:])
+            if REPLACEMENT not in self._decode(context).rstrip(REPLACEMENT) or length >= len(token_ids):
+                break
+        else:
+            context = list(token_ids[-MIN_CONTEXT:])
+        cut = len(context)
+        while cut and self._decode(context[:cut]).endswith(REPLACEMENT):
+            cut -= 1
+        return context[:cut], context[cut:]
+
+    def _settle(self) -> str:
+        """Hand out what is pending, but for a last character that may still become complete, and start behind it.
+
+        Only for tokens that are no text, or that each end inside a character: the stream would decode all of them again
+        and again and hand out nothing.
+        """
+        piece = self._take_off_shown(self._pending_text())
+        withheld = min(len(piece) - len(piece.rstrip(REPLACEMENT)), MAX_BROKEN)
+        self._start_behind(self._pending)
+        self._num_broken = max(0, self._num_broken - withheld)
+        return piece[: len(piece) - withheld]
+
+    def _restart(self) -> str | None:
+        """A new stream for the pending tokens, after the old one has failed."""
+        self._shown, self._num_broken, self._context = "", 0, []
+        self._stream = self._new_stream([])
+        try:
+            return self._stream.step(self._tokenizer.backend, self._pending)
+        except Exception:
+            self._stream = self._new_stream([])
+            return ""
+
+    def _take_off_shown(self, piece: str) -> str:
+        piece = piece.removeprefix(self._shown)
+        broken = min(self._num_broken, len(piece) - len(piece.lstrip(REPLACEMENT)))
+        self._shown, self._num_broken = "", 0
+        return piece[broken:]
+
+    def _pending_text(self) -> str:
+        before, whole = self._decode(self._context), self._decode(self._context + self._pending)
+        return whole[len(before) :] if whole.startswith(before) else self._decode(self._pending)
+
+    def _new_stream(self, context: list[int]) -> DecodeStream:
+        return DecodeStream(ids=context, skip_special_tokens=self._skip_special_tokens)
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special_tokens)

@@ -1,0 +1,1 @@
+"""The ways into the engine: the `LLM` class and the command line."""

@@ -1,0 +1,34 @@
+"""Attention over the paged KV cache: store this step's K and V, then attend to everything the request has stored."""
+
+from torch import Tensor
+
+from octavo.layers.context import LayerContext
+from octavo.layers.forward_context import ForwardContext
+
+
+class Attention:
+    """One layer's attention. `layer_index` is its place in `ForwardContext.kv_caches`."""
+
+    def __init__(
+        self,
+        ctx: LayerContext,
+        layer_index: int,
+        scale: float,
+        sliding_window: int | None = None,
+        soft_cap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> None:
+        self._platform = ctx.platform
+        self._layer_index = layer_index
+        self._scale = scale
+        self._sliding_window = sliding_window
+        self._soft_cap = soft_cap
+        self._sinks = sinks
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, ctx: ForwardContext) -> Tensor:
+        """q [T, H, Dk], k [T, G, Dk], v [T, G, Dv] -> [T, H, Dv]."""
+        kv_cache = ctx.kv_caches[self._layer_index]
+        self._platform.write_kv(k, v, kv_cache, ctx.attention.slot_mapping)
+        return self._platform.paged_attention(
+            q, kv_cache, ctx.attention, self._scale, self._sliding_window, self._soft_cap, self._sinks
+        )

@@ -1,0 +1,135 @@
+"""open_checkpoint: one door to every kind of checkpoint, which then gives a config, sizes and named tensors."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+from torch import Tensor
+
+from octavo.config.model import ModelConfig
+from octavo.errors import InvalidInput
+from octavo.gguf_file import MAGIC, GGUFFile
+from octavo.loader.dummy import parameter_shapes, random_tensors
+from octavo.loader.gguf import GGUFWeights
+from octavo.loader.gguf_config import read_gguf_config
+from octavo.loader.hf_config import CONFIG_FILE, read_hf_config
+from octavo.loader.safetensors import SafetensorsFiles
+
+LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
+ITEM_SIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+class Checkpoint(ABC):
+    """A model on disk. Opening reads and checks headers only."""
+
+    config: ModelConfig
+    load_format: str
+    """"safetensors", "gguf" or "dummy"."""
+
+    @abstractmethod
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """(Hugging Face name, tensor) one at a time, in the stored float dtype (quantised GGUF tensors: float32).
+
+        A tensor may be a view of the mapped file: copy from it, never write to it. Can be called again."""
+
+    @abstractmethod
+    def num_weights(self) -> int:
+        """Elements of all tensors, from the headers."""
+
+    def weight_bytes(self, dtype: str) -> int:
+        """Bytes of all tensors when kept as `dtype` (float32, bfloat16 or float16)."""
+        return self.num_weights() * ITEM_SIZES[dtype]
+
+
+class SafetensorsCheckpoint(Checkpoint):
+    """A folder in Hugging Face format."""
+
+    load_format = "safetensors"
+
+    def __init__(self, folder: Path) -> None:
+        config = read_hf_config(folder)
+        self._files = SafetensorsFiles(folder)
+        # what config.json says is the dtype of training; files are sometimes saved in another
+        self.config = replace(config, dtype=self._files.stored_dtype())
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        return self._files.tensors()
+
+    def num_weights(self) -> int:
+        return sum(info.num_elements for info in self._files.infos.values())
+
+
+class GGUFCheckpoint(Checkpoint):
+    """A GGUF file."""
+
+    load_format = "gguf"
+
+    def __init__(self, path: Path) -> None:
+        file = GGUFFile(path)
+        self.config = read_gguf_config(file)
+        self._weights = GGUFWeights(file, self.config)
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        return self._weights.tensors()
+
+    def num_weights(self) -> int:
+        return self._weights.num_weights()
+
+
+class DummyCheckpoint(Checkpoint):
+    """Random weights for the config of a folder or of a GGUF file; no weights are read."""
+
+    load_format = "dummy"
+
+    def __init__(self, path: Path, seed: int) -> None:
+        self.config = read_gguf_config(GGUFFile(path)) if path.is_file() else read_hf_config(path)
+        self._seed = seed
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        return random_tensors(self._shapes, self._seed)
+
+    def num_weights(self) -> int:
+        return sum(math.prod(shape) for shape in self._shapes.values())
+
+    @cached_property
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        return parameter_shapes(self.config)
+
+
+def open_checkpoint(path: Path, load_format: str = "auto", seed: int = 0) -> Checkpoint:
+    """The checkpoint at `path`: a folder in Hugging Face format or a GGUF file. `seed` is that of dummy weights.
+
+    Raises:
+        InvalidInput: nothing there, not readable as `load_format`, incomplete, or a model that is not supported.
+    """
+    if load_format not in LOAD_FORMATS:
+        raise InvalidInput(f"load_format={load_format!r} is not known, use {', '.join(LOAD_FORMATS)}")
+    path = Path(path)
+    if not path.exists():
+        raise InvalidInput(f"{path} does not exist; give a folder in Hugging Face format or a .gguf file")
+    if path.is_dir():
+        _check_folder(path, load_format)
+        return DummyCheckpoint(path, seed) if load_format == "dummy" else SafetensorsCheckpoint(path)
+    _check_file(path, load_format)
+    return DummyCheckpoint(path, seed) if load_format == "dummy" else GGUFCheckpoint(path)
+
+
+def _check_folder(path: Path, load_format: str) -> None:
+    gguf_files = sorted(path.glob("*.gguf"))
+    hint = f"give the file itself: {gguf_files[0]}" if gguf_files else f"it needs {CONFIG_FILE} and the weights"
+    if load_format == "gguf":
+        raise InvalidInput(f"load_format='gguf' needs a .gguf file, {path} is a folder; {hint}")
+    if not (path / CONFIG_FILE).exists():
+        raise InvalidInput(f"{path} is no folder in Hugging Face format: {CONFIG_FILE} is missing; {hint}")
+
+
+def _check_file(path: Path, load_format: str) -> None:
+    if load_format == "safetensors":
+        raise InvalidInput(f"load_format='safetensors' needs a folder in Hugging Face format, {path} is a file")
+    with path.open("rb") as file:
+        is_gguf = file.read(len(MAGIC)) == MAGIC
+    if not is_gguf and path.suffix == ".safetensors":
+        raise InvalidInput(f"{path} is a file of weights; give the folder it lies in, which also holds {CONFIG_FILE}")

@@ -1,0 +1,104 @@
+"""Weights of a GGUF file: tensors dequantised and renamed to what the models ask for."""
+
+from collections.abc import Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+
+import torch
+from gguf.constants import GGMLQuantizationType as Type
+from torch import Tensor
+
+from octavo.config.model import ModelConfig
+from octavo.errors import not_built
+from octavo.gguf_file import GGUFFile, GGUFTensor
+from octavo.loader.dequantize import DEQUANTIZERS, dequantize
+from octavo.loader.gguf_config import ROPE_FREQS, gguf_architecture
+
+STORED_FLOATS = {Type.F32: torch.float32, Type.F16: torch.float16, Type.BF16: torch.bfloat16}
+NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+"""Name in a GGUF file, without `blk.N.` and `.weight` or `.bias`, -> name in the layer."""
+NOT_WEIGHTS = (ROPE_FREQS,)
+"""Read as part of the config."""
+
+
+class GGUFWeights:
+    """The weights of an opened file.
+
+    Raises:
+        InvalidInput: a tensor has a type that is not read, named with the tensor.
+    """
+
+    def __init__(self, file: GGUFFile, config: ModelConfig) -> None:
+        self._file = file
+        self._tensors = [tensor for name, tensor in file.tensors.items() if name not in NOT_WEIGHTS]
+        permuted = gguf_architecture(file).permuted_qk
+        self._heads_of = {"attn_q": config.num_heads, "attn_k": config.num_kv_heads} if permuted else {}
+        for tensor in self._tensors:
+            if tensor.type not in STORED_FLOATS and tensor.type not in DEQUANTIZERS:
+                readable = ", ".join(kind.name for kind in (*STORED_FLOATS, *DEQUANTIZERS))
+                raise not_built(
+                    f"{file.path}: {tensor.name} is of type {tensor.type_name}; reading other than {readable}",
+                    "get the model in another quantisation",
+                )
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """(Hugging Face name, tensor) one at a time; the tensor is the caller's. Tensors that are not known keep
+        the name they have in the file."""
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            for tensor in self._tensors:
+                yield hf_name(tensor.name), self._read(tensor, pool)
+
+    def num_weights(self) -> int:
+        """Elements of all tensors."""
+        return sum(tensor.num_elements for tensor in self._tensors)
+
+    def _read(self, tensor: GGUFTensor, pool: Executor) -> Tensor:
+        raw, kind = self._file.raw(tensor), tensor.type
+        assert isinstance(kind, Type)  # others were refused
+        if kind in STORED_FLOATS:
+            values = torch.from_numpy(raw.copy()).view(STORED_FLOATS[kind])
+        else:
+            values = torch.from_numpy(dequantize(raw, kind, pool))
+        values = values.view(tensor.shape)
+        num_heads = self._heads_of.get(_layer_part(tensor.name))
+        return values if num_heads is None else to_half_rotation(values, num_heads)
+
+
+def hf_name(name: str) -> str:
+    """blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight; names that are not known stay as they are."""
+    stem, _, kind = name.rpartition(".")
+    if stem in NAMES:
+        return f"{NAMES[stem]}.{kind}"
+    part = _layer_part(name)
+    layer = name.split(".")[1] if part in LAYER_NAMES else ""
+    return f"model.layers.{layer}.{LAYER_NAMES[part]}.{kind}" if layer.isdigit() else name
+
+
+def to_half_rotation(rows: Tensor, num_heads: int) -> Tensor:
+    """Undo the row order of llama files: a head's rows are stored as the pairs (0, d/2), (1, d/2 + 1), ... that are
+    rotated together; models here rotate the first half of a head against the second.
+
+    rows: [num_heads * head_dim, ...] of a weight or bias; returns a new tensor of the same shape.
+    """
+    pairs = rows.view(num_heads, rows.shape[0] // num_heads // 2, 2, *rows.shape[1:])
+    return pairs.transpose(1, 2).reshape(rows.shape)
+
+
+def _layer_part(name: str) -> str:
+    """attn_q of blk.3.attn_q.weight; empty for a tensor outside the layers."""
+    parts = name.split(".")
+    return parts[2] if len(parts) == 4 and parts[0] == "blk" else ""

@@ -1,0 +1,159 @@
+"""The operators a decoder needs, and the platform that provides them. Models and layers call only these.
+
+Shapes: T tokens of this step, R requests, H query heads, G KV heads, D head size, B blocks a request at most.
+Every output row depends on its own input row only: neighbours and padding never enter a sum.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from octavo.protocol.kv_cache_spec import KVCacheSpec
+
+PackedWeight = Any
+"""A weight matrix [N, K] in the form the platform's `linear` wants. Opaque to everybody else."""
+
+
+class KVCache(NamedTuple):
+    """KV cache of one layer. The layout inside a block is the platform's choice; dim 0 is always the block."""
+
+    k: Tensor
+    v: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionMetadata:
+    """Where the KV of this step's requests lies. One a KV group and step, shared by the group's layers."""
+
+    block_tables: Tensor
+    """[R, B] int32. Entries beyond a request's blocks are undefined and must not be read."""
+    query_start_loc: Tensor
+    """[R + 1] int32: tokens of request r are query_start_loc[r] .. query_start_loc[r + 1]."""
+    seq_lens: Tensor
+    """[R] int32: tokens of each request including this step's."""
+    slot_mapping: Tensor
+    """[T] int64: block_table[p // block_size] * block_size + p % block_size of each token's position p."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingBatch:
+    """Parameters of the rows to sample, one entry a row of the logits. numpy arrays would do; tensors stay with the device."""
+
+    temperature: Tensor
+    """[R] float64; 0: greedy."""
+    top_k: Tensor
+    """[R] int64; 0: off."""
+    top_p: Tensor
+    """[R] float64; 1: off; 0: the top token."""
+    min_p: Tensor
+    """[R] float64; 0: off."""
+    uniform: Tensor
+    """[R] float64 in [0, 1): this position's draw of each row's own random stream."""
+    all_greedy: bool
+
+
+class Platform(ABC):
+    """One set of operators with its memory and dtypes. Third parties register theirs as `octavo.platforms` entry points."""
+
+    name: str
+
+    @abstractmethod
+    def default_dtype(self, checkpoint_dtype: str) -> tuple[str, str]:
+        """(dtype, reason) for `dtype="auto"`."""
+
+    @abstractmethod
+    def kernel_report(self) -> dict[str, str]:
+        """Kernel name of each kind of layer."""
+
+    @abstractmethod
+    def allocate_kv_cache(self, spec: KVCacheSpec, num_blocks: int, block_size: int) -> KVCache:
+        """Memory for `num_blocks` blocks of one layer."""
+
+    @abstractmethod
+    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> PackedWeight:
+        """Bring weight [N, K] and bias [N] into the form `linear` wants. Done once, at load."""
+
+    @abstractmethod
+    def linear(self, x: Tensor, weight: PackedWeight) -> Tensor:
+        """x [T, K] -> [T, N]."""
+
+    @abstractmethod
+    def embedding(self, token_ids: Tensor, table: Tensor) -> Tensor:
+        """token_ids [T], table [V, hidden] -> [T, hidden]."""
+
+    @abstractmethod
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x / sqrt(mean(x^2) + eps) * weight over the last dim, computed in float32 (Zhang & Sennrich 2019)."""
+
+    @abstractmethod
+    def fused_add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """(rms_norm(x + residual), x + residual)."""
+
+    @abstractmethod
+    def silu_and_mul(self, x: Tensor) -> Tensor:
+        """x [T, 2 * N] -> silu(x[:, :N]) * x[:, N:]."""
+
+    @abstractmethod
+    def rope(self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotate q [T, H, D] and k [T, G, D] by positions [T]; halves are paired (x[i], x[i + rot / 2]).
+
+        cos_sin [max_positions, rot] float32: rot / 2 cosines, then rot / 2 sines. If rot < D the rest is kept.
+        Source: Su et al. 2021 (RoFormer), in the half-split pairing of GPT-NeoX.
+        """
+
+    @abstractmethod
+    def write_kv(self, k: Tensor, v: Tensor, kv_cache: KVCache, slot_mapping: Tensor) -> None:
+        """Store k [T, G, Dk] and v [T, G, Dv] at slot_mapping [T]."""
+
+    @abstractmethod
+    def paged_attention(
+        self,
+        q: Tensor,
+        kv_cache: KVCache,
+        metadata: AttentionMetadata,
+        scale: float,
+        sliding_window: int | None = None,
+        soft_cap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """Causal attention of q [T, H, Dk] over each request's own KV -> [T, H, Dv]; prefill and decode in one call.
+
+        The KV of this step's tokens is already written. sliding_window: a token sees itself and the window - 1
+        tokens before it. soft_cap: scores become cap * tanh(score / cap). sinks [H]: one more score a head in the
+        softmax's denominator.
+        """
+
+    @abstractmethod
+    def copy_blocks(self, src: KVCache, dst: KVCache, pairs: Tensor) -> None:
+        """dst[pairs[i, 1]] = src[pairs[i, 0]] for pairs [P, 2]; src and dst may be one cache (copy-on-write) or two (swap)."""
+
+    @abstractmethod
+    def export_block(self, kv_caches: list[KVCache], block_id: int) -> bytes:
+        """One block of every layer in its canonical byte form: per layer K then V, [block_size, G, D], row-major."""
+
+    @abstractmethod
+    def import_block(self, kv_caches: list[KVCache], block_id: int, data: bytes) -> None:
+        """The inverse of `export_block`.
+
+        Raises:
+            ValueError: data is not as long as a block.
+        """
+
+    @abstractmethod
+    def sample(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
+        """logits [R, V] float32 (-inf: never) -> token ids [R] int64. Each row is a function of its own row alone.
+
+        Greedy rows take the most probable token, the lowest id among equals. Others: temperature, then top-k, then
+        top-p, then min-p; the draw inverts the cumulative distribution, in token-id order, at `uniform`.
+        """
+
+
+DTYPES: dict[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+"""dtype names of the options and their torch types."""

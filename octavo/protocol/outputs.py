@@ -1,0 +1,64 @@
+"""What a user gets back: RequestOutput and its parts, with vLLM's field names."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Logprob:
+    """Log-probability of one token at one position."""
+
+    logprob: float
+    rank: int | None = None
+    """1 for the most probable token of the vocabulary."""
+    decoded_token: str | None = None
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One generated sequence."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    """Includes the token that ended the sequence; the text does not show that one."""
+    cumulative_logprob: float | None = None
+    """Sum of the sampled tokens' log-probabilities; None unless `logprobs` was asked for."""
+    logprobs: list[dict[int, Logprob]] | None = None
+    """One dict a token: the sampled token first, then the most probable ones in order."""
+    finish_reason: str | None = None
+    """None while running, then "stop", "length" or "abort"."""
+    stop_reason: int | str | None = None
+    """The stop string or stop token id that ended the sequence; None for an end-of-sequence token."""
+
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass(slots=True)
+class RequestMetrics:
+    """Where the time of one request went, in seconds. Times of phases not yet reached are 0."""
+
+    queue_time: float = 0.0
+    """From arrival to first being scheduled."""
+    prefill_time: float = 0.0
+    """From first being scheduled to the first output token."""
+    decode_time: float = 0.0
+    """From the first output token to the last."""
+    num_preemptions: int = 0
+    """How often the request lost its KV cache and computed it again."""
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """The state of one request."""
+
+    request_id: str
+    prompt: str | None
+    """None when the prompt was given as token ids."""
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    num_cached_tokens: int = 0
+    """Prompt tokens found in the prefix cache at the request's first admission."""
+    metrics: RequestMetrics = field(default_factory=RequestMetrics)
+    prompt_logprobs: None = None

@@ -1,0 +1,1 @@
+"""From logits to tokens: per-request random streams, the sampler and log-probabilities."""

@@ -1,0 +1,199 @@
+"""Text to token ids and back, whatever file the tokenizer came in. Reads files, never the network.
+
+`load_tokenizer` reads a folder in Hugging Face format, a tokenizer.json or a GGUF file; all give the same `Tokenizer`.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import tokenizers
+
+from octavo.errors import InvalidInput
+from octavo.tokenization.gguf_tokenizer import WORD_START, build_tokenizer
+
+
+class Tokenizer:
+    """A vocabulary with what a model says about it. Immutable after construction, safe to share between threads.
+
+    Args:
+        backend: the tokenizers library's object; its truncation and padding are switched off.
+        bos_token_id: begin-of-sequence id, if the model has one.
+        eos_token_ids: ids that end a sequence, the main one first.
+        chat_templates: Jinja source by name; the unnamed one is `default`.
+        vocab_size: highest id + 1; None: found from the backend.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        bos_token_id: int | None = None,
+        eos_token_ids: Sequence[int] = (),
+        chat_templates: Mapping[str, str] | None = None,
+        vocab_size: int | None = None,
+    ) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self.backend = backend
+        self.bos_token_id = bos_token_id
+        self.eos_token_ids = tuple(eos_token_ids)
+        self.chat_templates = dict(chat_templates or {})
+        self.vocab_size = max(self.get_vocab().values(), default=-1) + 1 if vocab_size is None else vocab_size
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The main end-of-sequence id."""
+        return self.eos_token_ids[0] if self.eos_token_ids else None
+
+    @property
+    def chat_template(self) -> str | None:
+        """Jinja source of the model's default chat template."""
+        return self.chat_templates.get("default")
+
+    def __len__(self) -> int:
+        """Number of tokens, added ones included; less than `vocab_size` if ids are skipped."""
+        return self.backend.get_vocab_size(with_added_tokens=True)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`.
+
+        Args:
+            add_special_tokens: put begin- and end-of-sequence tokens around it where the model wants them.
+
+        Raises:
+            InvalidInput: `text` has a lone surrogate, so it is no Unicode text.
+        """
+        try:
+            return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except TypeError as error:
+            raise _no_text(text) from error
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of `ids` as a whole. Ids outside the vocabulary add nothing."""
+        return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def decode_token(self, token_id: int) -> str:
+        """Text of one token as it reads inside a text: a leading space is kept, special tokens are shown."""
+        text = self.backend.decode([token_id], skip_special_tokens=False)
+        token = self.backend.id_to_token(token_id)
+        if token is not None and token.startswith(WORD_START) and not text.startswith((" ", WORD_START)):
+            return f" {text}"
+        return text
+
+    def get_vocab(self) -> dict[str, int]:
+        """Token -> id, added tokens included."""
+        return self.backend.get_vocab(with_added_tokens=True)
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer of a model.
+
+    Args:
+        path: a folder with tokenizer.json and, where the model has them, tokenizer_config.json and chat_template.jinja;
+            or a tokenizer.json; or a .gguf file.
+
+    Raises:
+        InvalidInput: there is no tokenizer, or it cannot be read.
+    """
+    if path.is_dir():
+        return _load_folder(path, path / "tokenizer.json")
+    if not path.is_file():
+        raise InvalidInput(f"tokenizer {str(path)!r} does not exist; give a folder, a tokenizer.json or a .gguf file")
+    if path.suffix == ".gguf":
+        return _load_gguf(path)
+    return _load_folder(path.parent, path)
+
+
+def _load_gguf(path: Path) -> Tokenizer:
+    from octavo.gguf_file import GGUFFile
+
+    vocabulary = build_tokenizer(GGUFFile(path).metadata, str(path))
+    return Tokenizer(
+        vocabulary.backend,
+        bos_token_id=vocabulary.bos_token_id,
+        eos_token_ids=vocabulary.eos_token_ids,
+        chat_templates=vocabulary.chat_templates,
+        vocab_size=vocabulary.vocab_size,
+    )
+
+
+def _load_folder(folder: Path, file: Path) -> Tokenizer:
+    if not file.is_file():
+        raise InvalidInput(
+            f"model folder {str(folder)!r} has no tokenizer.json; give a folder or file that has one with tokenizer="
+        )
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:
+        raise InvalidInput(f"{file} is no tokenizer of the tokenizers library: {error}; get the file again") from error
+    config = {**_read_json(folder / "special_tokens_map.json"), **_read_json(folder / "tokenizer_config.json")}
+    _add_configured_tokens(backend, config, folder)
+    bos_id, eos_id = (_token_id(backend, config.get(key)) for key in ("bos_token", "eos_token"))
+    return Tokenizer(
+        backend,
+        bos_token_id=bos_id,
+        eos_token_ids=() if eos_id is None else (eos_id,),
+        chat_templates=_chat_templates(folder, config.get("chat_template")),
+    )
+
+
+def _read_json(file: Path) -> dict[str, object]:
+    """An absent file is an empty dict."""
+    if not file.is_file():
+        return {}
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InvalidInput(f"{file} is not JSON: {error}; get the file again") from error
+    if not isinstance(content, dict):
+        raise InvalidInput(f"{file} holds a {type(content).__name__}, it must be an object; get the file again")
+    return content
+
+
+def _add_configured_tokens(backend: tokenizers.Tokenizer, config: Mapping[str, object], folder: Path) -> None:
+    """Register tokens that tokenizer_config.json declares and tokenizer.json does not (or not as special)."""
+    declared = config.get("added_tokens_decoder")
+    known = backend.get_added_tokens_decoder()
+    for key, entry in sorted(declared.items(), key=lambda item: int(item[0])) if isinstance(declared, dict) else ():
+        token_id, content, special = int(key), str(entry["content"]), bool(entry.get("special", False))
+        if token_id in known and known[token_id].content == content and known[token_id].special >= special:
+            continue
+        options = {name: bool(entry.get(name, False)) for name in ("single_word", "lstrip", "rstrip", "normalized")}
+        backend.add_tokens([tokenizers.AddedToken(content, special=special, **options)])
+        if backend.token_to_id(content) != token_id:
+            raise InvalidInput(
+                f"{folder / 'tokenizer_config.json'} gives token {content!r} the id {token_id}, but tokenizer.json "
+                f"makes it {backend.token_to_id(content)}; the two files do not belong together"
+            )
+
+
+def _token_id(backend: tokenizers.Tokenizer, token: object) -> int | None:
+    """Id of a token written as a string or as an object with `content`."""
+    content = token.get("content") if isinstance(token, dict) else token
+    return backend.token_to_id(content) if isinstance(content, str) else None
+
+
+def _chat_templates(folder: Path, configured: object) -> dict[str, str]:
+    """Templates by name. A chat_template.jinja wins over the default of tokenizer_config.json."""
+    templates: dict[str, str] = {}
+    if isinstance(configured, str):
+        templates["default"] = configured
+    elif isinstance(configured, list):
+        templates = {str(entry["name"]): str(entry["template"]) for entry in configured}
+        if len(templates) == 1:
+            templates = {"default": next(iter(templates.values()))}
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        templates["default"] = file.read_text(encoding="utf-8")
+    return templates
+
+
+def _no_text(text: object) -> InvalidInput:
+    if not isinstance(text, str):
+        return InvalidInput(f"prompt {text!r} is a {type(text).__name__}, it must be a string")
+    place = next((i for i, character in enumerate(text) if "\ud800" <= character <= "\udfff"), 0)
+    return InvalidInput(
+        f"prompt has a lone surrogate ({text[place : place + 1]!a}) at character {place}, which is no Unicode text; "
+        "decode the bytes it came from with errors='replace'"
+    )

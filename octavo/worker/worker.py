@@ -1,0 +1,74 @@
+"""The worker: one device's share of the model. Loads the weights, owns the KV cache memory, runs steps."""
+
+import time
+
+import torch
+
+from octavo.config.engine_config import CacheConfig, LoadConfig, ParallelConfig, SchedulerConfig, WorkerConfig
+from octavo.config.model import ModelConfig
+from octavo.layers.context import LayerContext
+from octavo.loader.checkpoint import open_checkpoint
+from octavo.loader.weights import load_weights
+from octavo.logging import get_logger
+from octavo.models.base import CausalLM
+from octavo.models.registry import get_model_class
+from octavo.ops.interface import DTYPES, Platform
+from octavo.ops.registry import get_platform
+from octavo.protocol.scheduler_output import PROTOCOL_VERSION, ModelRunnerOutput, SchedulerOutput
+from octavo.sampling.sampler import Sampler
+from octavo.worker.model_runner import ModelRunner
+from octavo.worker.request_rows import RequestRows
+
+logger = get_logger(__name__)
+
+
+class Worker:
+    """Built in three steps: construct, `load_model`, `initialize_cache`; then it executes."""
+
+    def __init__(self, config: WorkerConfig, model: ModelConfig, load: LoadConfig, parallel: ParallelConfig) -> None:
+        self._config = config
+        self._model_config = model
+        self._load_config = load
+        self._parallel = parallel
+        self.platform: Platform = get_platform(config.platform)
+        torch.set_num_threads(config.num_threads)
+
+    @torch.inference_mode()
+    def load_model(self, max_model_len: int) -> None:
+        """Read the weights. Raises InvalidInput if the files do not hold the model."""
+        started = time.monotonic()
+        context = LayerContext(
+            platform=self.platform, dtype=DTYPES[self._config.dtype], parallel=self._parallel
+        )
+        model_class = get_model_class(self._model_config.architecture)
+        self.model: CausalLM = model_class(self._model_config, context, max_model_len)
+        checkpoint = open_checkpoint(self._load_config.path, self._load_config.load_format)
+        load_weights(self.model.slots(), checkpoint.tensors(), str(self._load_config.path))
+        self.model.finish()
+        logger.info("weights loaded in %.1f s", time.monotonic() - started)
+
+    @torch.inference_mode()
+    def initialize_cache(self, scheduler: SchedulerConfig, cache: CacheConfig, vocab_size: int) -> None:
+        """Allocate the KV cache and the request rows. vocab_size: tokens the tokenizer knows."""
+        kv_caches = [
+            self.platform.allocate_kv_cache(spec, cache.num_blocks, cache.block_size)
+            for spec in self.model.kv_cache_specs(self._config.kv_cache_dtype)
+        ]
+        # a request can be no longer than the pool: the rest of a long max_model_len needs no columns
+        rows = RequestRows(
+            scheduler.max_num_seqs, min(scheduler.max_model_len, cache.num_tokens), cache.block_size
+        )
+        self.runner = ModelRunner(self.model, kv_caches, rows, Sampler(self.platform, vocab_size))
+
+    def execute_model(self, step: SchedulerOutput) -> None:
+        """Compute the scheduled tokens of one step."""
+        assert step.version == PROTOCOL_VERSION, f"scheduler speaks version {step.version}, not {PROTOCOL_VERSION}"
+        self.runner.execute(step)
+
+    def sample_tokens(self) -> ModelRunnerOutput:
+        """Draw the tokens of the step that was executed last."""
+        return self.runner.sample()
+
+    def reset(self) -> None:
+        """Forget every request, after a step that failed half-way."""
+        self.runner.reset()
