@@ -2,10 +2,10 @@
 
     python benchmarks/vs_transformers.py [--requests 64] [--model smollm2] [--json FILE]
 
-The requests have prompt and output lengths uniform in 16..256 (seed 0), all there at once, greedy, with forced lengths.
-transformers gets its best static batches: sorted by output length so that a batch wastes little, left-padded, KV cache on,
-batch 8 and 32. Only tokens somebody asked for count. KV utilisation is used tokens over allocated slots: for a static
-batch over its padded rectangle at its end, for Octavo over the blocks held, averaged over the steps.
+The requests have prompt and output lengths uniform in 16..256 (seed 0), all there at once, greedy, with forced
+lengths. transformers gets its best static batches: sorted by output length so that a batch wastes little, left-padded,
+KV cache on, batch 8 and 32. Only tokens somebody asked for count. KV utilisation is used tokens over allocated slots:
+for a static batch over its padded rectangle at its end, for Octavo over the blocks held, averaged over the steps.
 """
 
 import argparse

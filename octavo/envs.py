@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+from octavo.errors import InvalidInput
+
 
 def cache_dir() -> Path:
     """OCTAVO_CACHE: where downloaded models are kept (default: ~/.cache/octavo)."""
@@ -16,4 +18,14 @@ def logging_level() -> str:
 
 def log_interval() -> float:
     """OCTAVO_LOG_INTERVAL: seconds between two statistics lines under load (default 5)."""
-    return float(os.environ.get("OCTAVO_LOG_INTERVAL", "5"))
+    value = os.environ.get("OCTAVO_LOG_INTERVAL", "5")
+    try:
+        return float(value)
+    except ValueError:
+        raise InvalidInput(f"OCTAVO_LOG_INTERVAL={value!r} must be a number of seconds") from None
+
+
+def omp_num_threads() -> int | None:
+    """OMP_NUM_THREADS: threads that compute at most, unless the num_threads option is given. No number: ignored."""
+    value = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(value) if value.isdecimal() and int(value) > 0 else None

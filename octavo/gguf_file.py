@@ -24,9 +24,8 @@ READABLE_VERSIONS = (2, 3)
 MAX_DIMENSIONS = 4
 STRING, ARRAY = 8, 9
 SCALARS = {
-    **{0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4"},
-    **{7: "?", 10: "<u8", 11: "<i8", 12: "<f8"},
-}
+    0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8",
+}  # fmt: skip
 """GGUF value type -> numpy dtype."""
 SIZES = {kind: np.dtype(dtype).itemsize for kind, dtype in SCALARS.items()}
 _U32, _U64, _ARRAY_HEAD = struct.Struct("<I"), struct.Struct("<Q"), struct.Struct("<IQ")
@@ -171,7 +170,7 @@ class _HeaderWalk:
         self.tensors: list[tuple[str, tuple[int, ...], int, int]] = []
         try:
             self._walk()
-        except (struct.error, _Truncated) as error:
+        except (struct.error, OverflowError, _Truncated) as error:
             raise InvalidInput(
                 f"{source} has {len(data)} bytes and ends inside its header, expected are at least {self.end + 1}; "
                 "the download was not finished, get the file again"

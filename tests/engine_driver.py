@@ -1,4 +1,4 @@
-"""Drives an LLM step by step through a scripted schedule, with hostile memory: shuffled block ids, NaN in free blocks."""
+"""Drives an LLM step by step through a script, over hostile memory: shuffled block ids, NaN in free blocks."""
 
 import random
 from dataclasses import dataclass, field

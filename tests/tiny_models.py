@@ -1,4 +1,4 @@
-"""Tiny random checkpoints with a byte-level tokenizer, written as Hugging Face folders, for tests that need a whole engine."""
+"""Tiny random checkpoints with a byte-level tokenizer, as Hugging Face folders, for tests of a whole engine."""
 
 import json
 from pathlib import Path

@@ -1,1 +1,1 @@
-"""Configuration as frozen dataclasses; `resolve()` turns what the user gave into every decision. Never imports torch."""
+"""Configuration as frozen dataclasses; `resolve()` turns what the user gave into decisions. Never imports torch."""

@@ -1,4 +1,4 @@
-"""EngineArgs: every option of the engine, as the user gives it. `LLM(...)`, the command line and the docs use this list."""
+"""EngineArgs: every option of the engine, as the user gives it. `LLM(...)` and the command line are made from it."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -82,4 +82,4 @@ NOT_BUILT: dict[str, object] = {
     "disable_custom_all_reduce": False,
     "distributed_executor_backend": None,
 }
-"""Options that users of such engines know and that do nothing here yet: only the value that asks for nothing is taken."""
+"""Options users of such engines know and that do nothing here yet: only the value that asks for nothing is taken."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from octavo.config.memory import format_bytes
+from octavo import envs
 
 _NO_LIMIT = 2**60
 """cgroup v1 writes a number near 2**63 where there is no limit."""
@@ -22,9 +22,9 @@ class MachineInfo:
     cpu_flags: frozenset[str]
     """Features of the CPU, as /proc/cpuinfo names them (avx2, avx512f, asimd, ...)."""
     num_cores: int
-    """Logical cores this process may compute on at once: the affinity mask, cut by a CPU quota; at least 1."""
+    """Logical cores this process may compute on at once; at least 1."""
     num_cores_source: str
-    """What set it, for people: "affinity" or "cgroup CPU quota"."""
+    """What set it: "affinity", "cgroup CPU quota" or "OMP_NUM_THREADS"."""
     memory_limit: int
     """Bytes this process can still take."""
     memory_source: str
@@ -34,24 +34,15 @@ class MachineInfo:
 def detect(root: str | Path = "/") -> MachineInfo:
     """Look at the machine. `root` is where proc/ and sys/ are found; tests put a made-up tree there."""
     root = Path(root)
-    cores = _allowed_cores(root)
-    quota = _cpu_quota(root)
+    num_cores, num_cores_source = _usable_cores(root)
     available = _available_ram(root)
     room = _cgroup_memory_room(root)
     return MachineInfo(
         cpu_flags=_cpu_flags(root),
-        num_cores=cores if quota is None else max(1, min(cores, int(quota))),
-        num_cores_source="affinity" if quota is None or cores <= int(quota) else "cgroup CPU quota",
+        num_cores=num_cores,
+        num_cores_source=num_cores_source,
         memory_limit=available if room is None else min(available, room),
         memory_source="available RAM" if room is None or available <= room else "cgroup",
-    )
-
-
-def describe(machine: MachineInfo) -> str:
-    """One line for people."""
-    return (
-        f"{machine.num_cores} cores ({machine.num_cores_source}), "
-        f"{format_bytes(machine.memory_limit)} of memory ({machine.memory_source})"
     )
 
 
@@ -61,6 +52,18 @@ def _cpu_flags(root: Path) -> frozenset[str]:
         if key.strip() in ("flags", "Features"):  # x86, Arm
             return frozenset(value.split())
     return frozenset()
+
+
+def _usable_cores(root: Path) -> tuple[int, str]:
+    """The smallest of what may be used, and what set it. Threads beyond a quota would only be throttled together."""
+    cores, source = _allowed_cores(root), "affinity"
+    quota = _cpu_quota(root)
+    if quota is not None and int(quota) < cores:
+        cores, source = max(1, int(quota)), "cgroup CPU quota"
+    wanted = envs.omp_num_threads()
+    if wanted is not None and wanted < cores:
+        cores, source = wanted, "OMP_NUM_THREADS"
+    return cores, source
 
 
 def _allowed_cores(root: Path) -> int:

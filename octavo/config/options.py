@@ -12,6 +12,7 @@ from typing import Any
 from octavo.config.engine_args import NOT_BUILT, EngineArgs
 from octavo.config.memory import parse_bytes
 from octavo.errors import InvalidInput, not_built
+from octavo.protocol.checks import as_int
 from octavo.protocol.kv_cache_spec import DTYPE_BYTES
 
 BLOCK_SIZES = (8, 16, 32, 64, 128)
@@ -105,9 +106,10 @@ def _integer(low: int, high: int | None = None) -> Callable[[str, object], int]:
     limit = f"an integer >= {low}" if high is None else f"an integer between {low} and {high}"
 
     def check(name: str, value: object) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
+        number = as_int(value)
+        if number is None or number < low or (high is not None and number > high):
             raise InvalidInput(f"{name}={value!r} must be {limit}")
-        return value
+        return number
 
     return check
 

@@ -230,7 +230,7 @@ def _sum(plan: MemoryPlan) -> str:
 
 def _threads_note(num_threads: int, args: EngineArgs, machine: MachineInfo) -> str:
     if args.num_threads is None:
-        return f"threads: {num_threads} (cores this process may use, by {machine.num_cores_source})"
+        return f"threads: {num_threads} (set by {machine.num_cores_source})"
     slow = f"; more than the {machine.num_cores} cores it may use is slower" if num_threads > machine.num_cores else ""
     return f"threads: {num_threads} (as asked{slow})"
 

@@ -131,6 +131,8 @@ class _TextStream:
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
+        self._pending: list[int] = []
+        self._context: list[int] = []
         self._start_behind(prompt_token_ids)
 
     def step(self, token_id: int) -> str:
@@ -153,8 +155,7 @@ class _TextStream:
     def _start_behind(self, token_ids: Sequence[int]) -> None:
         context, waiting = self._split_context(token_ids)
         self._stream = self._new_stream(context)
-        self._context = context
-        self._pending: list[int] = []
+        self._context, self._pending = context, []
         self._shown, self._num_broken = "", 0
         for token_id in waiting:
             self.step(token_id)
@@ -164,25 +165,41 @@ class _TextStream:
             self._num_broken = len(text) - len(self._shown)
 
     def _split_context(self, token_ids: Sequence[int]) -> tuple[list[int], list[int]]:
-        """The last tokens, cut where their text last ended with a whole character: (context, tokens behind it)."""
-        for length in range(MIN_CONTEXT, MAX_CONTEXT):
-            context = list(token_ids[-length:])
-            if REPLACEMENT not in self._decode(context).rstrip(REPLACEMENT) or length >= len(token_ids):
+        """The last tokens, cut where their text last ended with a whole character: (context, tokens behind it).
+
+        As few tokens as make a text without a broken character: behind skipped special tokens alone a SentencePiece
+        space would get lost, and a start inside a character would spoil the byte tokens that follow.
+        """
+        for length in range(MIN_CONTEXT, MAX_CONTEXT + 1):
+            tokens = list(token_ids[-length:])
+            cut = self._end_of_whole_text(tokens)
+            text = self._decode(tokens[:cut])
+            if text and REPLACEMENT not in text:
+                return tokens[:cut], tokens[cut:]
+            if length >= len(token_ids):
                 break
-        else:
-            context = list(token_ids[-MIN_CONTEXT:])
-        cut = len(context)
-        while cut and self._decode(context[:cut]).endswith(REPLACEMENT):
-            cut -= 1
-        return context[:cut], context[cut:]
+        tokens = list(token_ids[-MIN_CONTEXT:])
+        cut = self._end_of_whole_text(tokens)
+        return tokens[:cut], tokens[cut:]
+
+    def _end_of_whole_text(self, token_ids: list[int]) -> int:
+        """How many tokens lie before a broken character at the end; 0 if that is longer than a character can be."""
+        for cut in range(len(token_ids), max(0, len(token_ids) - MIN_CONTEXT), -1):
+            if not self._decode(token_ids[:cut]).endswith(REPLACEMENT):
+                return cut
+        return 0
 
     def _settle(self) -> str:
         """Hand out what is pending, but for a last character that may still become complete, and start behind it.
 
-        Only for tokens that are no text, or that each end inside a character: the stream would decode all of them again
-        and again and hand out nothing.
+        Only for many tokens that are no text, or that each end inside a character: the stream would decode all of them
+        again and again and hand out nothing.
         """
-        piece = self._take_off_shown(self._pending_text())
+        text = self._pending_text()
+        if not text:
+            self._stream, self._pending = self._new_stream(self._context), []
+            return ""
+        piece = self._take_off_shown(text)
         withheld = min(len(piece) - len(piece.rstrip(REPLACEMENT)), MAX_BROKEN)
         self._start_behind(self._pending)
         self._num_broken = max(0, self._num_broken - withheld)

@@ -104,7 +104,7 @@ class LLMEngine:
 
         `output_kind` replaces the one of `params` if it is given.
         """
-        if self.output_processor.is_live(request_id):
+        if isinstance(request_id, str) and self.output_processor.is_live(request_id):
             raise InvalidInput(f"request id {request_id!r} is in use by a live request; choose another")
         request, text = self.input_processor.process(request_id, prompt, params, priority)
         if output_kind is not None:

@@ -129,10 +129,16 @@ class LLM:
             sampling_params = self.get_default_sampling_params()
         params = _one_each("sampling_params", sampling_params, len(prompts))
         priorities = [0] * len(prompts) if priority is None else _one_each("priority", priority, len(prompts))
-        return [
-            self.llm_engine.prepare(self._new_request_id(), prompt, p, number, RequestOutputKind.FINAL_ONLY)
-            for prompt, p, number in zip(prompts, params, priorities, strict=True)
-        ]
+        processor = self.llm_engine.input_processor
+        num_arrivals = processor.num_arrivals
+        try:
+            return [
+                self.llm_engine.prepare(self._new_request_id(), prompt, p, number, RequestOutputKind.FINAL_ONLY)
+                for prompt, p, number in zip(prompts, params, priorities, strict=True)
+            ]
+        except BaseException:
+            processor.num_arrivals = num_arrivals  # a refused batch must not shift the random streams of later ones
+            raise
 
     def _new_request_id(self) -> str:
         while True:

@@ -12,52 +12,57 @@ from octavo.config.model import RopeConfig
 from octavo.errors import InvalidInput
 
 
-def build_cos_sin(rope: RopeConfig, head_dim: int, max_positions: int, trained_length: int | None = None) -> Tensor:
+def build_cos_sin(rope: RopeConfig, head_dim: int, max_positions: int) -> Tensor:
     """The table `Platform.rope` wants: [max_positions, rot] float32, rot / 2 cosines, then rot / 2 sines.
-
-    trained_length: max_position_embeddings of the model, the original length of a rope that does not name its own.
 
     Raises:
         InvalidInput: an unknown type, a type without the values it needs, or dynamic beyond the original length.
     """
-    dim = int(head_dim * rope.partial_rotary_factor)
-    inv_freq, scale = _stretched(rope, dim, max_positions, trained_length)
-    if rope.inv_freq_divisors is not None:
-        inv_freq = _divided(_base_frequencies(rope, dim), rope.inv_freq_divisors)
+    # A factor that was stored as rot / head_dim must give rot back.
+    dim = int(head_dim * rope.partial_rotary_factor + 1e-6)
+    if dim < 2 or dim % 2:
+        raise InvalidInput(
+            f"partial_rotary_factor={rope.partial_rotary_factor} of head_dim={head_dim} rotates {dim} dimensions; "
+            "it must be an even number above 0"
+        )
+    inv_freq, scale = _frequencies(rope, dim, max_positions)
     angles = torch.arange(max_positions, dtype=torch.float32).unsqueeze(1) * inv_freq
     return torch.cat((angles.cos() * scale, angles.sin() * scale), dim=1)
 
 
-def _stretched(rope: RopeConfig, dim: int, max_positions: int, trained_length: int | None) -> tuple[Tensor, float]:
-    """Frequencies [dim / 2] and the factor of cos and sin."""
-    base = _base_frequencies(rope, dim)
-    original = rope.original_max_position_embeddings or trained_length
+def _frequencies(rope: RopeConfig, dim: int, max_positions: int) -> tuple[Tensor, float]:
+    """Radians a position [dim / 2], and the factor of cos and sin."""
+    base = 1.0 / _periods(rope, dim)
+    if rope.inv_freq_divisors is not None and rope.rope_type in ("default", "llama3"):
+        return _divided(base, rope.inv_freq_divisors), 1.0
+    if rope.inv_freq_divisors is not None:
+        raise InvalidInput(f"rope type {rope.rope_type!r} together with frequency divisors is not supported")
     if rope.rope_type == "default":
         return base, 1.0
     if rope.rope_type == "linear":
         return base / rope.factor, 1.0
-    if original is None:
-        raise InvalidInput(
-            f"rope type {rope.rope_type!r} needs original_max_position_embeddings, which the model does not give"
-        )
     if rope.rope_type == "dynamic":
-        _refuse_dynamic_stretch(max_positions, original)
+        _refuse_dynamic_stretch(max_positions, _original_length(rope))
         return base, 1.0
     if rope.rope_type == "llama3":
-        return _llama3(rope, base, original), 1.0
+        return _llama3(rope, base, _original_length(rope)), 1.0
     if rope.rope_type == "yarn":
-        return _yarn(rope, dim, original), _yarn_attention_factor(rope)
+        return _yarn(rope, dim, _original_length(rope)), _yarn_attention_factor(rope)
     raise InvalidInput(
         f"rope type {rope.rope_type!r} is not supported; there are default, linear, dynamic, llama3 and yarn"
     )
 
 
-def _base_frequencies(rope: RopeConfig, dim: int) -> Tensor:
-    return 1.0 / _periods(rope, dim)
-
-
 def _periods(rope: RopeConfig, dim: int) -> Tensor:
     return rope.theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+
+
+def _original_length(rope: RopeConfig) -> int:
+    if rope.original_max_position_embeddings is None:
+        raise InvalidInput(
+            f"rope type {rope.rope_type!r} needs original_max_position_embeddings, which the model does not give"
+        )
+    return rope.original_max_position_embeddings
 
 
 def _divided(base: Tensor, divisors: tuple[float, ...]) -> Tensor:

@@ -1,7 +1,6 @@
 """Typed access to fields of a JSON object or of GGUF metadata: a refusal names the file, the field and the value."""
 
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,16 +15,18 @@ class Fields:
         InvalidInput: from every getter, when the field is absent without a default, or of another type or range.
     """
 
-    def __init__(self, values: Mapping[str, object], source: str) -> None:
+    def __init__(self, values: Mapping[str, object], source: str, prefix: str = "") -> None:
+        """`prefix` stands before every key that is asked for."""
         self._values = values
         self.source = source
+        self._prefix = prefix
 
     def __contains__(self, key: str) -> bool:
         return self.get(key) is not None
 
     def get(self, key: str) -> Any:
         """The raw value, or None."""
-        return self._values.get(key)
+        return self._values.get(self._prefix + key)
 
     def integer(self, key: str, default: int | None = None, minimum: int = 1) -> int:
         value = self._value(key, default)
@@ -37,12 +38,22 @@ class Fields:
 
     def number(self, key: str, default: float | None = None, minimum: float = 0.0) -> float:
         value = self._value(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < minimum:
+        # the bound also keeps out nan, infinities and integers that no float holds
+        if isinstance(value, bool) or not isinstance(value, int | float) or not minimum <= value < 1e300:
             raise self.refusal(key, f"a number of at least {minimum:g}")
         return float(value)
 
     def optional_number(self, key: str, minimum: float = 0.0) -> float | None:
         return self.number(key, minimum=minimum) if key in self else None
+
+    def same_in_all_layers(self, key: str, default: int | None = None) -> int:
+        """An integer that may be written once a layer, but must be the same in all."""
+        value = self.get(key)
+        if not isinstance(value, list):
+            return self.integer(key, default)
+        if len(set(value)) != 1:
+            raise self.refusal(key, "the same in all layers")
+        return Fields({key: value[0]}, self.source).integer(key)
 
     def boolean(self, key: str, default: bool) -> bool:
         value = self._value(key, default)
@@ -69,18 +80,18 @@ class Fields:
 
     def has_key(self, key: str) -> bool:
         """The key is there, if only with None."""
-        return key in self._values
+        return self._prefix + key in self._values
 
     def refusal(self, key: str, expected: str) -> InvalidInput:
         """The refusal of the value at `key`."""
-        return InvalidInput(f"{self.source}: {key} is {self.get(key)!r}, it must be {expected}")
+        return InvalidInput(f"{self.source}: {self._prefix}{key} is {self.get(key)!r}, it must be {expected}")
 
     def _value(self, key: str, default: object) -> Any:
         value = self.get(key)
         if value is None:
             value = default
         if value is None:
-            raise InvalidInput(f"{self.source}: {key} is missing; get the file again")
+            raise InvalidInput(f"{self.source}: {self._prefix}{key} is missing; get the file again")
         return value
 
 

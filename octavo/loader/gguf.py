@@ -56,8 +56,7 @@ class GGUFWeights:
                 )
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """(Hugging Face name, tensor) one at a time; the tensor is the caller's. Tensors that are not known keep
-        the name they have in the file."""
+        """(Hugging Face name, tensor) one at a time. Tensors that are not known keep their name in the file."""
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
             for tensor in self._tensors:
                 yield hf_name(tensor.name), self._read(tensor, pool)
@@ -75,7 +74,10 @@ class GGUFWeights:
             values = torch.from_numpy(dequantize(raw, kind, pool))
         values = values.view(tensor.shape)
         num_heads = self._heads_of.get(_layer_part(tensor.name))
-        return values if num_heads is None else to_half_rotation(values, num_heads)
+        # rows that are no heads are left to load_weights, which refuses the shape
+        if num_heads is None or not values.ndim or values.shape[0] % (2 * num_heads):
+            return values
+        return to_half_rotation(values, num_heads)
 
 
 def hf_name(name: str) -> str:

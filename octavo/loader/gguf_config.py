@@ -11,6 +11,7 @@ from octavo.config.model import ModelConfig, RopeConfig
 from octavo.errors import InvalidInput, not_built
 from octavo.gguf_file import GGUFFile
 from octavo.loader.fields import Fields
+from octavo.loader.hf_config import read_default_sampling
 from octavo.loader.rope_config import DEFAULT_THETA, supported_length
 
 ROPE_FREQS = "rope_freqs.weight"
@@ -37,32 +38,14 @@ ARCHITECTURES = {
 }
 
 
-class _Keys(Fields):
-    """Metadata under one prefix."""
-
-    def __init__(self, file: GGUFFile, prefix: str) -> None:
-        super().__init__(file.metadata, str(file.path))
-        self._prefix = prefix
-
-    def get(self, key: str) -> Any:
-        return super().get(f"{self._prefix}.{key}")
-
-    def refusal(self, key: str, expected: str) -> InvalidInput:
-        return InvalidInput(f"{self.source}: {self._prefix}.{key} is {self.get(key)!r}, it must be {expected}")
-
-    def per_layer(self, key: str, default: int | None = None) -> int:
-        """An integer that may be written once a layer, but must be the same on all."""
-        value = self.get(key)
-        if isinstance(value, list):
-            if len(set(value)) != 1:
-                raise not_built(f"{self.source}: {self._prefix}.{key} that differs between layers")
-            return int(value[0])
-        return self.integer(key, default)
+def _section(file: GGUFFile, prefix: str) -> Fields:
+    """Metadata whose keys begin with `prefix` and a dot."""
+    return Fields(file.metadata, str(file.path), f"{prefix}.")
 
 
 def gguf_architecture(file: GGUFFile) -> GGUFArchitecture:
     """Raises InvalidInput for a file that is no model, one part of several, or of an unknown architecture."""
-    general, split = _Keys(file, "general"), _Keys(file, "split")
+    general, split = _section(file, "general"), _section(file, "split")
     if general.string("type", "model") != "model":
         raise general.refusal("type", "model; give the file of the model itself")
     if split.integer("count", 1, minimum=0) > 1:
@@ -84,12 +67,12 @@ def read_gguf_config(file: GGUFFile) -> ModelConfig:
         InvalidInput: a key is missing, contradicts another or the tensors, or asks for what is not there.
     """
     architecture = gguf_architecture(file)
-    keys = _Keys(file, str(file.metadata["general.architecture"]))
+    keys = _section(file, str(file.metadata["general.architecture"]))
     if keys.integer("expert_count", 0, minimum=0):
         raise not_built(f"{file.path}: a mixture of {keys.get('expert_count')} experts", "use a dense model")
     hidden_size = keys.integer("embedding_length")
-    num_heads = keys.per_layer("attention.head_count")
-    num_kv_heads = keys.per_layer("attention.head_count_kv", num_heads)
+    num_heads = keys.same_in_all_layers("attention.head_count")
+    num_kv_heads = keys.same_in_all_layers("attention.head_count_kv", num_heads)
     if num_heads % num_kv_heads:
         raise keys.refusal("attention.head_count_kv", f"a divisor of head_count={num_heads}")
     head_dim = _head_dim(keys, hidden_size, num_heads)
@@ -101,13 +84,13 @@ def read_gguf_config(file: GGUFFile) -> ModelConfig:
         architecture="MistralForCausalLM" if window_used and architecture.permuted_qk else architecture.name,
         vocab_size=_vocab_size(file, keys),
         hidden_size=hidden_size,
-        intermediate_size=keys.per_layer("feed_forward_length"),
+        intermediate_size=keys.same_in_all_layers("feed_forward_length"),
         num_layers=keys.integer("block_count"),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         max_position_embeddings=max_positions,
-        rms_norm_eps=_rms_norm_eps(keys),
+        rms_norm_eps=_shortest(keys.number("attention.layer_norm_rms_epsilon")),
         rope=rope,
         tie_word_embeddings="output.weight" not in file.tensors,
         qkv_bias="blk.0.attn_q.bias" in file.tensors,
@@ -120,12 +103,7 @@ def read_gguf_config(file: GGUFFile) -> ModelConfig:
     )
 
 
-def _rms_norm_eps(keys: _Keys) -> float:
-    """The shortest decimal that gives the stored float32: 1e-06, not 9.999999974752427e-07."""
-    return float(str(np.float32(keys.number("attention.layer_norm_rms_epsilon"))))
-
-
-def _head_dim(keys: _Keys, hidden_size: int, num_heads: int) -> int:
+def _head_dim(keys: Fields, hidden_size: int, num_heads: int) -> int:
     if "attention.key_length" not in keys and hidden_size % num_heads:
         raise keys.refusal("embedding_length", f"a multiple of head_count={num_heads}")
     head_dim = keys.integer("attention.key_length", hidden_size // num_heads)
@@ -136,7 +114,7 @@ def _head_dim(keys: _Keys, hidden_size: int, num_heads: int) -> int:
     return head_dim
 
 
-def _vocab_size(file: GGUFFile, keys: _Keys) -> int:
+def _vocab_size(file: GGUFFile, keys: Fields) -> int:
     """The embedding table has the say; what else is written must not contradict it."""
     has_tokens = "tokenizer.ggml.tokens" in file.metadata
     num_tokens = file.metadata.array_length("tokenizer.ggml.tokens") if has_tokens else 0
@@ -151,7 +129,7 @@ def _vocab_size(file: GGUFFile, keys: _Keys) -> int:
     return vocab_size
 
 
-def _rope(file: GGUFFile, keys: _Keys, head_dim: int) -> RopeConfig:
+def _rope(file: GGUFFile, keys: Fields, head_dim: int) -> RopeConfig:
     theta = keys.number("rope.freq_base", DEFAULT_THETA)
     rotated = keys.integer("rope.dimension_count", head_dim)
     if rotated > head_dim or rotated % 2:
@@ -186,7 +164,7 @@ def _rope(file: GGUFFile, keys: _Keys, head_dim: int) -> RopeConfig:
     )
 
 
-def _attention_factor(keys: _Keys, factor: float) -> float | None:
+def _attention_factor(keys: Fields, factor: float) -> float | None:
     """llama.cpp multiplies yarn's own factor (0.1 ln s + 1) with the stored one; None leaves yarn's own."""
     stored = keys.number("rope.scaling.yarn_attn_factor", keys.number("rope.scaling.attn_factor", 1.0))
     return None if stored == 1.0 else stored * (0.1 * math.log(factor) + 1.0)
@@ -216,14 +194,16 @@ def _stored_dtype(file: GGUFFile) -> str:
 
 
 def _eos_token_ids(file: GGUFFile) -> tuple[int, ...]:
-    keys = _Keys(file, "tokenizer.ggml")
+    keys = _section(file, "tokenizer.ggml")
     return tuple(sorted({keys.integer(key, minimum=0) for key in EOS_KEYS if key in keys}))
 
 
 def _default_sampling(file: GGUFFile) -> tuple[tuple[str, float | int], ...]:
-    keys = _Keys(file, "general.sampling")
-    return tuple(
-        (field, keys.integer(key, minimum=-1) if field == "top_k" else float(str(np.float32(keys.number(key)))))
-        for key, field in SAMPLING_KEYS.items()
-        if key in keys
-    )
+    keys = _section(file, "general.sampling")
+    values = {field: keys.get(key) for key, field in SAMPLING_KEYS.items()}
+    return read_default_sampling(Fields({field: _shortest(v) for field, v in values.items()}, keys.source))
+
+
+def _shortest(value: Any) -> Any:
+    """The shortest decimal that gives a stored float32: 1e-06, not 9.999999974752427e-07."""
+    return float(str(np.float32(value))) if isinstance(value, float) else value

@@ -96,7 +96,7 @@ def parse_hf_config(fields: Fields, generation: Fields) -> ModelConfig:
         sliding_window=_sliding_window(fields, rules, max_positions),
         dtype=_dtype(fields),
         eos_token_ids=tuple(sorted({*_token_ids(fields), *_token_ids(generation)})),
-        default_sampling=_default_sampling(generation),
+        default_sampling=read_default_sampling(generation),
     )
 
 
@@ -156,14 +156,14 @@ def _mlp_bias(fields: Fields, rules: ArchitectureRules, architecture: str) -> bo
 def _sliding_window(fields: Fields, rules: ArchitectureRules, max_positions: int) -> int | None:
     """The window every layer uses. One that no sequence can outgrow is none."""
     kinds = _layer_kinds(fields)
-    if rules.sliding_window == "by_layer" and not fields.boolean("use_sliding_window", False):
-        if kinds and "sliding_attention" in kinds:
-            raise fields.refusal("layer_types", "full_attention throughout, as use_sliding_window is off")
-        return None
-    # a Mistral config that says null wants none; one without the field means the default
+    # null asks for no window; only a field that is absent means the default
     window = fields.integer("sliding_window") if "sliding_window" in fields else None
     if not fields.has_key("sliding_window"):
         window = rules.default_window
+    if rules.sliding_window == "by_layer" and not fields.boolean("use_sliding_window", False):
+        window = None
+    if window is None and kinds and "sliding_attention" in kinds:
+        raise fields.refusal("layer_types", "full_attention throughout, as no sliding window is asked for")
     if window is None or window >= max_positions:
         return None
     if rules.sliding_window == "none":
@@ -217,8 +217,12 @@ def _token_ids(fields: Fields) -> list[int]:
     return ids
 
 
-def _default_sampling(generation: Fields) -> tuple[tuple[str, float | int], ...]:
-    """The defaults a request inherits. `do_sample` is not looked at, as in vLLM: temperature=0 asks for greedy."""
+def read_default_sampling(generation: Fields) -> tuple[tuple[str, float | int], ...]:
+    """The defaults a request inherits. `do_sample` is not looked at, as in vLLM: temperature=0 asks for greedy.
+
+    Raises:
+        InvalidInput: a value out of range.
+    """
     penalty = generation.optional_number("repetition_penalty")
     if penalty not in (None, 1.0):
         logger.warning("%s: repetition_penalty=%s is not applied, it is not built yet", generation.source, penalty)

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -248,7 +249,7 @@ def _unpack(wheel: Path, entry: CatalogueEntry, target: Path) -> str:
                 while chunk := source.read(1 << 20):
                     digest.update(chunk)
                     copy.write(chunk)
-    except (zipfile.BadZipFile, EOFError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise InvalidInput(f"{wheel.name} is damaged ({error}); the download was removed: try again") from error
     return digest.hexdigest()
 

@@ -6,13 +6,15 @@ is missing. Format: https://huggingface.co/docs/safetensors (8 bytes of header l
 
 import json
 import math
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from octavo.errors import InvalidInput, not_built
@@ -72,7 +74,7 @@ class SafetensorsFiles:
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """(name, tensor) in the stored dtype, one at a time: views of the mapped file, not to be written."""
         for path, infos in self._placed.items():
-            with safe_open(path, framework="pt", device="cpu") as shard:
+            with _open(path) as shard:
                 for name in infos:
                     yield name, shard.get_tensor(name)
 
@@ -81,11 +83,11 @@ class SafetensorsFiles:
         if not isinstance(weight_map, dict) or not weight_map:
             raise InvalidInput(f"{path}: weight_map is missing or empty; get the file again")
         for name, file_name in weight_map.items():
-            if not isinstance(file_name, str) or Path(file_name).name != file_name:
+            if not isinstance(file_name, str) or not file_name or Path(file_name).name != file_name:
                 raise InvalidInput(f"{path}: {name} is placed in {file_name!r}, which is no file name of this folder")
         for file_name in sorted(set(weight_map.values())):
             shard = self._folder / file_name
-            if not shard.exists():
+            if not shard.is_file():
                 raise InvalidInput(f"{shard} is missing, {path.name} names it; get the file again")
             header = read_header(shard)
             # a tensor that lies in two shards is taken from the one the index names
@@ -98,16 +100,24 @@ class SafetensorsFiles:
                 )
 
 
+def _open(path: Path) -> Any:
+    """The library checks what read_header does not: that shapes and places fit each other."""
+    try:
+        return safe_open(path, framework="pt", device="cpu")
+    except SafetensorError as error:
+        raise InvalidInput(f"{path} is not readable: {error}; get the file again") from error
+
+
 def read_header(path: Path) -> dict[str, TensorInfo]:
     """The tensors a safetensors file describes; checks that the file is as long as it says."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        start = file.read(8)
-        header_size = int.from_bytes(start, "little")
-        if len(start) == 8 and header_size <= MAX_HEADER_BYTES:
-            text = file.read(header_size)
-        else:
-            text = start + file.read(len(LFS_POINTER))
+    try:
+        with path.open("rb") as file:
+            start = file.read(8)
+            header_size = int.from_bytes(start, "little")
+            text = file.read(header_size) if header_size <= MAX_HEADER_BYTES else b""
+            size = file.seek(0, os.SEEK_END)
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read: {error.strerror or error}") from error
     if start == LFS_POINTER[:8]:
         raise InvalidInput(f"{path} is a Git LFS pointer of {size} bytes, not the weights; fetch it with git lfs pull")
     if len(start) < 8 or (header_size <= MAX_HEADER_BYTES and len(text) < header_size):

@@ -1,4 +1,4 @@
-"""Where checkpoint tensors go. A model offers one `WeightSlot` a tensor name; `load_weights` fills them and accounts for all."""
+"""Where checkpoint tensors go: a model offers one `WeightSlot` a tensor name, `load_weights` fills them all."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -50,4 +50,4 @@ def load_weights(slots: dict[str, WeightSlot], tensors: Iterable[tuple[str, Tens
             f"{source}: {len(missing)} tensors of the model are missing, the first is {missing[0]}; get the file again"
         )
     if unknown:
-        logger.warning("%s: %d unknown tensors not used: %s", source, len(unknown), ", ".join(unknown[:8]))
+        logger.warning("%s: %d unknown tensors not used: %s", source, len(unknown), ", ".join(unknown))

@@ -98,7 +98,7 @@ class LlamaForCausalLM(CausalLM):
     def __init__(self, config: ModelConfig, ctx: LayerContext, max_model_len: int) -> None:
         self.config = config
         self.ctx = ctx
-        cos_sin = build_cos_sin(config.rope, config.head_dim, max_model_len, config.max_position_embeddings)
+        cos_sin = build_cos_sin(config.rope, config.head_dim, max_model_len)
         self.embed_tokens = VocabParallelEmbedding(ctx, config.vocab_size, config.hidden_size)
         self.layers = [LlamaDecoderLayer(config, ctx, index, cos_sin) for index in range(config.num_layers)]
         self.norm = RMSNorm(ctx, config.hidden_size, config.rms_norm_eps)

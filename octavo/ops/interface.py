@@ -40,7 +40,7 @@ class AttentionMetadata:
 
 @dataclass(frozen=True, slots=True)
 class SamplingBatch:
-    """Parameters of the rows to sample, one entry a row of the logits. numpy arrays would do; tensors stay with the device."""
+    """Parameters of the rows to sample, one entry a row of the logits. Tensors, so that they can stay on the device."""
 
     temperature: Tensor
     """[R] float64; 0: greedy."""
@@ -56,7 +56,7 @@ class SamplingBatch:
 
 
 class Platform(ABC):
-    """One set of operators with its memory and dtypes. Third parties register theirs as `octavo.platforms` entry points."""
+    """One set of operators with its memory and dtypes. Third parties add theirs as `octavo.platforms` entry points."""
 
     name: str
 
@@ -128,7 +128,10 @@ class Platform(ABC):
 
     @abstractmethod
     def copy_blocks(self, src: KVCache, dst: KVCache, pairs: Tensor) -> None:
-        """dst[pairs[i, 1]] = src[pairs[i, 0]] for pairs [P, 2]; src and dst may be one cache (copy-on-write) or two (swap)."""
+        """dst[pairs[i, 1]] = src[pairs[i, 0]] for pairs [P, 2], no target twice.
+
+        src and dst may be one cache (copy-on-write) or two (swap). Every source is read before any target is written.
+        """
 
     @abstractmethod
     def export_block(self, kv_caches: list[KVCache], block_id: int) -> bytes:

@@ -38,7 +38,8 @@ class WaitingQueue:
     def remove(self, request: Request) -> None:
         """Take `request` out, wherever it is. It must be in the queue."""
         place = self._place(request)
-        assert self._entries[place][1] is request, f"{request.request_id} is not waiting"
+        found = self._entries[place : place + 1]
+        assert found and found[0][1] is request, f"{request.request_id} is not waiting"
         del self._entries[place]
 
     def _place(self, request: Request) -> int:

@@ -122,7 +122,7 @@ class _Pipeline:
 
 def _byte_level_bpe(vocabulary: _Vocabulary) -> _Pipeline:
     kind = _bpe_kind(vocabulary.reader)
-    merges = [tuple(merge.split(" ", 1)) for merge in vocabulary.reader.list("merges", str)]
+    merges = [merge.partition(" ")[::2] for merge in vocabulary.reader.list("merges", str)]
     try:
         model = models.BPE(vocabulary.ids, merges, ignore_merges=kind.ignore_merges)
     except Exception as error:
@@ -189,10 +189,10 @@ def merges_from_scores(tokens: list[str], types: list[int], scores: list[float])
     tokens is a merge, ranked by the token's score.
     Algorithm: Kudo and Richardson 2018, https://arxiv.org/abs/1808.06226, section 3.
     """
-    known = {token for token, kind in zip(tokens, types, strict=True) if kind in (NORMAL, USER_DEFINED)}
-    ranked = sorted(known, key=dict(zip(tokens, scores, strict=True)).__getitem__, reverse=True)
+    rows = zip(tokens, types, scores, strict=True)
+    known = {token: score for token, kind, score in rows if kind in (NORMAL, USER_DEFINED)}
     merges = []
-    for token in ranked:
+    for token in sorted(known, key=known.__getitem__, reverse=True):
         for cut in range(1, len(token)):
             left, right = token[:cut], token[cut:]
             if left in known and right in known:
@@ -237,10 +237,5 @@ def _template_piece(reader: _Metadata, name: str, token_id: int | None, tokens: 
 def _chat_templates(metadata: Mapping[str, object]) -> dict[str, str]:
     """Template by name; `default` is the one without a name."""
     prefix = "tokenizer.chat_template"
-    found = {key[len(prefix) + 1 :] or "default": value for key, value in _text_items(metadata, prefix)}
-    return found
-
-
-def _text_items(metadata: Mapping[str, object], prefix: str) -> list[tuple[str, str]]:
     keys = [key for key in metadata if key == prefix or key.startswith(f"{prefix}.")]
-    return [(key, value) for key in keys if isinstance(value := metadata[key], str)]
+    return {key[len(prefix) + 1 :] or "default": str(metadata[key]) for key in keys}

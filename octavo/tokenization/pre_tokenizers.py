@@ -6,7 +6,6 @@ tokenizer.json files (Oniguruma syntax). They are applied one after the other: a
 become pieces of their own, and the next pattern cuts those pieces further.
 Kinds: https://github.com/ggml-org/llama.cpp/blob/master/convert_hf_to_gguf_update.py
 """
-# ruff: noqa: RUF001  (the patterns name characters that look like others)
 
 from dataclasses import dataclass, replace
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import tokenizers
 
 from octavo.errors import InvalidInput
+from octavo.gguf_file import GGUFFile
 from octavo.tokenization.gguf_tokenizer import WORD_START, build_tokenizer
 
 
@@ -106,8 +107,6 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 
 def _load_gguf(path: Path) -> Tokenizer:
-    from octavo.gguf_file import GGUFFile
-
     vocabulary = build_tokenizer(GGUFFile(path).metadata, str(path))
     return Tokenizer(
         vocabulary.backend,
@@ -128,6 +127,18 @@ def _load_folder(folder: Path, file: Path) -> Tokenizer:
     except Exception as error:
         raise InvalidInput(f"{file} is no tokenizer of the tokenizers library: {error}; get the file again") from error
     config = {**_read_json(folder / "special_tokens_map.json"), **_read_json(folder / "tokenizer_config.json")}
+    try:
+        return _configured(backend, config, folder)
+    except InvalidInput:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise InvalidInput(
+            f"tokenizer_config.json or chat_template.jinja in {folder} is not of the expected form: {error!r}; "
+            "get the files again"
+        ) from error
+
+
+def _configured(backend: tokenizers.Tokenizer, config: Mapping[str, object], folder: Path) -> Tokenizer:
     _add_configured_tokens(backend, config, folder)
     bos_id, eos_id = (_token_id(backend, config.get(key)) for key in ("bos_token", "eos_token"))
     return Tokenizer(

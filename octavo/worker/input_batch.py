@@ -1,4 +1,4 @@
-"""One step's inputs, gathered from the persistent rows into fresh tensors. Immutable: a later step cannot disturb it."""
+"""One step's inputs, gathered from the persistent rows into fresh tensors that no later step disturbs."""
 
 from dataclasses import dataclass
 

@@ -63,9 +63,7 @@ class ModelRunner:
                 sampled_tokens[index] = [token_id]
                 if entry is not None:
                     logprobs[pending.request_ids[index]] = [entry]
-        return ModelRunnerOutput(
-            request_ids=pending.request_ids, sampled_token_ids=sampled_tokens, logprobs=logprobs
-        )
+        return ModelRunnerOutput(request_ids=pending.request_ids, sampled_token_ids=sampled_tokens, logprobs=logprobs)
 
     def reset(self) -> None:
         """Forget every request, after a step that failed half-way."""

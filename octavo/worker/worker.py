@@ -37,12 +37,10 @@ class Worker:
     def load_model(self, max_model_len: int) -> None:
         """Read the weights. Raises InvalidInput if the files do not hold the model."""
         started = time.monotonic()
-        context = LayerContext(
-            platform=self.platform, dtype=DTYPES[self._config.dtype], parallel=self._parallel
-        )
+        context = LayerContext(platform=self.platform, dtype=DTYPES[self._config.dtype], parallel=self._parallel)
         model_class = get_model_class(self._model_config.architecture)
         self.model: CausalLM = model_class(self._model_config, context, max_model_len)
-        checkpoint = open_checkpoint(self._load_config.path, self._load_config.load_format)
+        checkpoint = open_checkpoint(self._load_config.path, self._load_config.load_format, self._load_config.seed)
         load_weights(self.model.slots(), checkpoint.tensors(), str(self._load_config.path))
         self.model.finish()
         logger.info("weights loaded in %.1f s", time.monotonic() - started)
@@ -55,9 +53,7 @@ class Worker:
             for spec in self.model.kv_cache_specs(self._config.kv_cache_dtype)
         ]
         # a request can be no longer than the pool: the rest of a long max_model_len needs no columns
-        rows = RequestRows(
-            scheduler.max_num_seqs, min(scheduler.max_model_len, cache.num_tokens), cache.block_size
-        )
+        rows = RequestRows(scheduler.max_num_seqs, min(scheduler.max_model_len, cache.num_tokens), cache.block_size)
         self.runner = ModelRunner(self.model, kv_caches, rows, Sampler(self.platform, vocab_size))
 
     def execute_model(self, step: SchedulerOutput) -> None:

@@ -26,7 +26,8 @@ def test_one_prompt_of_any_form_returns_a_list_of_one(make_llm, prompt):
 def test_outputs_come_in_the_order_of_the_prompts_and_text_matches_the_tokens(make_llm):
     llm = make_llm(max_num_seqs=2)
     prompts = ["a", "b" * 50, "c", "d" * 30, "e"]
-    outputs = llm.generate(prompts, [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (9, 2, 7, 1, 4)])
+    params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (9, 2, 7, 1, 4)]
+    outputs = llm.generate(prompts, params)
     assert [out.prompt for out in outputs] == prompts
     assert [len(out.outputs[0].token_ids) for out in outputs] == [9, 2, 7, 1, 4]
     for out in outputs:
@@ -48,8 +49,8 @@ def test_token_ids_and_text_of_one_prompt_give_the_same_answer(make_llm):
 @pytest.mark.parametrize(
     "bad",
     [
-        "", [], [[]], [1, -1], [1, VOCAB_SIZE], [[1], ""], {"prompt": "a", "prompt_token_ids": [1]}, {"text": "a"}, None, 7,
-        [1, True], [1.5], {"prompt": "a", "cache_salt": 3}, "\ud800",
+        "", [], [[]], [1, -1], [1, VOCAB_SIZE], [[1], ""], {"prompt": "a", "prompt_token_ids": [1]}, {"text": "a"},
+        None, 7, [1, True], [1.5], {"prompt": "a", "cache_salt": 3}, "\ud800",
     ],
 )  # fmt: skip
 def test_a_bad_prompt_is_refused_before_anything_runs(make_llm, bad):
@@ -127,7 +128,10 @@ def test_kv_cache_memory_is_spent_on_blocks_exactly(make_llm):
     for option in ("kv_cache_memory", "kv_cache_memory_bytes"):
         llm = make_llm(num_kv_blocks=None, **{option: bytes_per_block * 9 + 5})
         assert llm.get_metrics()["kv_blocks_total"] == 9
-    assert make_llm(num_kv_blocks=None, kv_cache_memory="1MiB").get_metrics()["kv_blocks_total"] == 2**20 // bytes_per_block
+    assert (
+        make_llm(num_kv_blocks=None, kv_cache_memory="1MiB").get_metrics()["kv_blocks_total"]
+        == 2**20 // bytes_per_block
+    )
     assert make_llm(num_kv_blocks=37).get_metrics()["kv_blocks_total"] == 37
 
 

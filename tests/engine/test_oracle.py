@@ -1,8 +1,8 @@
 """Token-identical greedy output against transformers, in float32.
 
-Each greedy output is checked in one forward of the oracle over prompt and output: every token must be the oracle's most
-probable one, or within a near-tie (gap under 1e-3) of it. That is the same as comparing with the oracle's own greedy run,
-except that a near-tie does not end the comparison.
+Each greedy output is checked in one forward of the oracle over prompt and output: every token must be the oracle's
+most probable one, or within a near-tie (gap under 1e-3) of it. That is the same as comparing with the oracle's own
+greedy run, except that a near-tie does not end the comparison.
 """
 
 import pytest
@@ -89,7 +89,9 @@ def test_real_weights_give_the_oracles_tokens(model_path, name):
 
     path = model_path(name)
     oracle = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
-    with LLM(str(path), dtype="float32", max_model_len=1024, kv_cache_memory="256MiB", max_num_batched_tokens=32) as llm:
+    with LLM(
+        str(path), dtype="float32", max_model_len=1024, kv_cache_memory="256MiB", max_num_batched_tokens=32
+    ) as llm:
         check_greedy(oracle, llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)))
         cached = llm.generate(PROMPTS[-1:], SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, logprobs=-1))
         assert cached[0].num_cached_tokens > 0

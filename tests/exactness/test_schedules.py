@@ -54,9 +54,8 @@ def sampling_params() -> st.SearchStrategy[SamplingParams]:
         top_p=st.sampled_from([1.0, 0.9]),
         min_p=st.sampled_from([0.0, 0.05]),
         seed=st.integers(0, 3),
-        max_tokens=st.integers(1, 40),
-        min_tokens=st.just(0),
-        ignore_eos=st.booleans(),
+        max_tokens=st.integers(1, 50),
+        ignore_eos=st.sampled_from([True, True, False]),
         logprobs=st.sampled_from([None, 0, 3]),
     )
 
@@ -67,12 +66,12 @@ def scripts() -> st.SearchStrategy[list[ScriptedRequest]]:
             ScriptedRequest,
             prompt=prompts(),
             params=sampling_params(),
-            arrival=st.integers(0, 20),
+            arrival=st.integers(0, 6),
             abort=st.one_of(st.none(), st.none(), st.none(), st.integers(0, 40)),
             priority=st.integers(-2, 2),
             cache_salt=st.sampled_from([None, None, "a"]),
         ),
-        min_size=1,
+        min_size=2,
         max_size=8,
     )
 
@@ -81,7 +80,7 @@ def scripts() -> st.SearchStrategy[list[ScriptedRequest]]:
 def engine_options(draw) -> dict:
     block_size = draw(st.sampled_from([8, 16, 32]))
     chunked = draw(st.booleans())
-    pool_tokens = draw(st.sampled_from([128, 160, 256, 512]))
+    pool_tokens = draw(st.sampled_from([128, 128, 160, 512]))
     return {
         "block_size": block_size,
         "num_kv_blocks": pool_tokens // block_size,
@@ -89,7 +88,7 @@ def engine_options(draw) -> dict:
         "enable_chunked_prefill": chunked,
         "max_num_batched_tokens": draw(st.integers(1, 64)) if chunked else 512,
         "long_prefill_token_threshold": draw(st.sampled_from([0, 0, 5])) if chunked else 0,
-        "max_num_seqs": draw(st.integers(1, 8)),
+        "max_num_seqs": draw(st.integers(2, 8)),
         "scheduling_policy": draw(st.sampled_from(["fcfs", "priority"])),
     }
 
@@ -107,7 +106,7 @@ def assert_same(got: RequestOutput, expected: RequestOutput, *, aborted: bool) -
             assert all(math.isclose(mine[i].logprob, theirs[i].logprob, abs_tol=1e-3) for i in mine)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(script=scripts(), options=engine_options(), order=st.integers(0, 1000))
 def test_every_request_equals_itself_alone(model, alone, script, options, order):
     with LLM(str(model), dtype="float32", disable_log_stats=True, **options) as llm:

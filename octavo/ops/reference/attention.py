@@ -37,12 +37,11 @@ def paged_attention(
         if start == end:
             continue
         first_position = seq_len - (end - start)
-        first_key = 0 if sliding_window is None else max(0, first_position - sliding_window + 1)
-        first_block = first_key // block_size
+        first_block = _visible(first_position, seq_len, sliding_window)[0] // block_size
         blocks = metadata.block_tables[row, first_block : -(-seq_len // block_size)]
         base = first_block * block_size
-        keys = kv_cache.k.index_select(0, blocks).flatten(0, 1)[: seq_len - base].float()
-        values = kv_cache.v.index_select(0, blocks).flatten(0, 1)[: seq_len - base].float()
+        keys = kv_cache.k.index_select(0, blocks).flatten(0, 1).float()
+        values = kv_cache.v.index_select(0, blocks).flatten(0, 1).float()
         step = max(1, min(_QUERY_CHUNK, _MAX_SCORES // (num_heads * (seq_len - base))))
         for chunk in range(start, end, step):
             stop = min(chunk + step, end)

@@ -34,7 +34,7 @@ class ReferencePlatform(Platform):
 
     def kernel_report(self) -> dict[str, str]:
         kinds = ("linear", "embedding", "norm", "rope", "attention", "sample")
-        return {kind: f"reference (torch {torch.__version__})" for kind in kinds}
+        return dict.fromkeys(kinds, f"reference (torch {torch.__version__})")
 
     def allocate_kv_cache(self, spec: KVCacheSpec, num_blocks: int, block_size: int) -> KVCache:
         shape = (num_blocks, block_size, spec.num_kv_heads)

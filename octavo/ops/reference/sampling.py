@@ -83,7 +83,8 @@ def _num_kept(cumulative: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
 def _invert(probs: Tensor, uniform: Tensor) -> Tensor:
     """The first id whose cumulative probability, in id order, exceeds uniform * total. Never one of probability 0."""
     cumulative = probs.cumsum(dim=-1)
-    total = cumulative[:, -1:].contiguous()
-    # Rounding may not lift the target to the total, which no token exceeds.
-    target = torch.minimum(uniform.unsqueeze(1) * total, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(cumulative, target, right=True).squeeze(1)
+    total = cumulative[:, -1:]
+    # uniform is at most 1 - 2^-53, so the rounded product is below the total: there is always a token to find.
+    found = torch.searchsorted(cumulative, uniform.unsqueeze(1) * total, right=True).squeeze(1)
+    # A row of NaN, from a model that overflowed, finds none; it must not cost the other rows their step.
+    return found.clamp_(max=probs.shape[1] - 1)

@@ -191,6 +191,12 @@ def test_ending_token_is_among_the_ids_but_not_in_the_text(core, stop_reason):
     assert core.dropped == []
 
 
+def test_only_the_last_token_of_a_step_is_the_ending_one(core):
+    core.add()
+    (output,) = core.send(core.ids("abc"), FinishReason.STOP)
+    assert (output.outputs[0].text, output.outputs[0].token_ids) == ("ab", core.ids("abc"))
+
+
 @pytest.mark.parametrize("kind", RequestOutputKind)
 def test_nothing_of_a_stop_string_leaks_and_nothing_before_it_is_lost(core, kind):
     core.add(stop=["DEFGHIJ"], output_kind=kind)

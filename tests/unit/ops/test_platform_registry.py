@@ -25,7 +25,9 @@ def test_an_unknown_platform_is_refused_and_the_known_ones_are_listed():
 
 def test_an_installed_entry_point_gives_a_platform_but_never_replaces_a_built_in(monkeypatch):
     here = f"{__name__}:ForeignPlatform"
-    points = [importlib.metadata.EntryPoint(name, here, registry.ENTRY_POINT_GROUP) for name in ("foreign", "reference")]
+    points = [
+        importlib.metadata.EntryPoint(name, here, registry.ENTRY_POINT_GROUP) for name in ("foreign", "reference")
+    ]
     monkeypatch.setattr(importlib.metadata.EntryPoint, "load", lambda self: ForeignPlatform)
     monkeypatch.setattr(registry, "entry_points", lambda group: points)
     assert registry.get_platform("foreign").name == "foreign"

@@ -159,16 +159,32 @@ def test_the_last_allowed_token_is_reached_only_from_below():
 
 @pytest.mark.parametrize("temperature", [1e-300, 1e-30, 1e-5])
 def test_tiny_temperatures_are_greedy_and_finite(temperature):
-    assert one([-1e30, 3.0, 2.999, -math.inf], temperature=temperature, uniform=0.999) == 1
+    assert one([-1e30, 3e10, 2.99e10, -math.inf], temperature=temperature, uniform=0.999) == 1
 
 
 def test_huge_temperatures_are_uniform_over_what_is_allowed():
     assert [one([9.0, -9.0, -math.inf, 1.0], temperature=1e300, uniform=u) for u in (0.1, 0.5, 0.9)] == [0, 1, 3]
 
 
+@pytest.mark.parametrize("broken", [math.nan, -math.inf])
+@pytest.mark.parametrize("options", [(0, 1.0, 0.0), (2, 1.0, 0.0), (0, 0.5, 0.0), (2, 0.5, 0.1)])
+def test_a_row_without_a_distribution_gives_some_id_and_leaves_its_neighbours_alone(broken, options):
+    logits = [[broken] * 4, [1.0, 2.0, 3.0, 0.0], [broken] * 4]
+    tokens = sample(logits, [(1.0, *options, 0.4), (1.0, *options, 0.4), (0.0, *options, 0.4)])
+    assert tokens[1] == sample(logits[1:2], [(1.0, *options, 0.4)])[0]
+    assert all(0 <= token < 4 for token in tokens)
+
+
 @pytest.mark.parametrize(
     ("temperature", "top_k", "top_p", "min_p"),
-    [(1.0, 0, 1.0, 0.0), (0.6, 0, 1.0, 0.0), (1.7, 20, 1.0, 0.0), (1.3, 0, 0.8, 0.0), (1.5, 0, 1.0, 0.1), (1.2, 30, 0.9, 0.02)],
+    [
+        (1.0, 0, 1.0, 0.0),
+        (0.6, 0, 1.0, 0.0),
+        (1.7, 20, 1.0, 0.0),
+        (1.3, 0, 0.8, 0.0),
+        (1.5, 0, 1.0, 0.1),
+        (1.2, 30, 0.9, 0.02),
+    ],
 )
 def test_drawn_frequencies_match_the_distribution_by_chi_square(temperature, top_k, top_p, min_p):
     generator = torch.Generator().manual_seed(7)

@@ -46,6 +46,12 @@ class Row:
     token_ids: list[int]
     block_ids: list[int]
     num_computed: int
+    values: list[int]
+    """Digest of each token."""
+
+    def append(self, token_id: int) -> None:
+        self.token_ids.append(token_id)
+        self.values.append(digest(self.values[-1], token_id))
 
     def held_back(self) -> list[int]:
         num_output = len(self.token_ids) - self.new.num_prompt_tokens
@@ -58,14 +64,15 @@ class FakeRunner:
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
         self.rows: dict[str, Row] = {}
-        self.kv: dict[int, int] = {}
+        self.kv: dict[int, list[int | None]] = {}
+        """Block id -> one value a slot."""
 
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         for request_id in step.released_request_ids:
             self.rows.pop(request_id, None)
         for new in step.new_requests:
             assert new.request_id not in self.rows, "a request gets a second row"
-            self.rows[new.request_id] = Row(new, list(new.token_ids), list(new.block_ids), -1)
+            self.rows[new.request_id] = Row(new, list(new.token_ids), list(new.block_ids), -1, digests(new.token_ids))
         new_ids = {new.request_id for new in step.new_requests}
         for request_id, block_ids in step.new_block_ids.items():
             assert block_ids and request_id not in new_ids
@@ -86,26 +93,25 @@ class FakeRunner:
         end = start + num_tokens
         assert end <= len(row.token_ids), "more tokens scheduled than are known"
         assert len(row.block_ids) == -(-end // self.block_size), "the block table is not as long as the tokens need"
-        values = digests(row.token_ids[:end])
-        for position in range(start):
-            assert self.kv.get(self._slot(row, position)) == values[position], (
-                f"{request_id} reads another prompt's or an overwritten KV at position {position}"
+        for first in range(0, start, self.block_size):
+            read = self.kv.get(row.block_ids[first // self.block_size], [])[: start - first]
+            assert read == row.values[first : min(start, first + self.block_size)], (
+                f"{request_id} reads another prompt's or an overwritten KV after position {first}"
             )
         for position in range(start, end):
-            assert owners[row.block_ids[position // self.block_size]] == 1, "a shared block is written"
-            self.kv[self._slot(row, position)] = values[position]
+            block_id, offset = row.block_ids[position // self.block_size], position % self.block_size
+            assert owners[block_id] == 1, "a shared block is written"
+            self.kv.setdefault(block_id, [None] * self.block_size)[offset] = row.values[position]
         row.num_computed = end
         if end < len(row.token_ids):
             return []
-        row.token_ids.append(sample(values[-1], row.held_back()))
+        row.append(sample(row.values[-1], row.held_back()))
         return [row.token_ids[-1]]
 
     def forget(self, block_ids: set[int]) -> None:
         """What these blocks hold may never be read again."""
-        self.kv = {slot: value for slot, value in self.kv.items() if slot // self.block_size not in block_ids}
-
-    def _slot(self, row: Row, position: int) -> int:
-        return row.block_ids[position // self.block_size] * self.block_size + position % self.block_size
+        for block_id in block_ids:
+            self.kv.pop(block_id, None)
 
 
 @dataclass
@@ -139,7 +145,9 @@ class World:
         self.num_steps = 0
         self.last_step: SchedulerOutput | None = None
 
-    def add(self, request_id: str, prompt: list[int], *, priority=0, salt=None, eos=(), max_tokens=8, **params) -> Known:
+    def add(
+        self, request_id: str, prompt: list[int], *, priority=0, salt=None, eos=(), max_tokens=8, **params
+    ) -> Known:
         message = EngineCoreRequest(
             request_id=request_id,
             prompt_token_ids=prompt,
@@ -193,7 +201,10 @@ class World:
             self.step()
         assert not self.live, f"{list(self.live)} never end"
         assert not self.scheduler.has_unfinished_requests()
-        assert self.scheduler.schedule().request_ids == []
+        last = self.scheduler.schedule()
+        assert last.request_ids == []
+        self.runner.execute(last)
+        assert not self.runner.rows, "the runner keeps rows of ended requests"
         stats = self.scheduler.stats()
         assert stats.kv_blocks_in_use == stats.num_running == stats.num_waiting == 0
         assert stats.kv_blocks_free + stats.kv_blocks_cached == self.cache.num_blocks

@@ -1,0 +1,36 @@
+"""What every test may use."""
+
+import os
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+from fetch_models import NotAvailable, fetch
+
+
+@cache
+def _fetched(name: str) -> Path | str:
+    """The path, or why it cannot be had; asked only once a run."""
+    try:
+        return fetch(name)
+    except NotAvailable as error:
+        return str(error)
+
+
+@pytest.fixture(scope="session")
+def model_path() -> Callable[[str], Path]:
+    """Path of a real model: smollm2, qwen05, or vocab (a folder); fetched when needed.
+
+    A test skips where it cannot be had, and fails instead when OCTAVO_REQUIRE_MODELS=1.
+    """
+
+    def path_of(name: str) -> Path:
+        found = _fetched(name)
+        if isinstance(found, Path):
+            return found
+        if os.environ.get("OCTAVO_REQUIRE_MODELS") == "1":
+            pytest.fail(f"{name} is required and cannot be had: {found}")
+        pytest.skip(f"{name} cannot be had: {found}")
+
+    return path_of
