@@ -13,11 +13,26 @@ class FinishReason(enum.Enum):
     ABORT = "abort"
 
 
+def sample_request_ids(request_id: str, n: int) -> list[str]:
+    """Ids of a request's samples. With n > 1 each sample is scheduled by itself, under an id of its own."""
+    return [request_id] if n == 1 else [f"{index}_{request_id}" for index in range(n)]
+
+
+class PromptEmbeds(msgspec.Struct, frozen=True):
+    """A prompt as embeddings [num_tokens, hidden], row-major."""
+
+    data: bytes
+    dtype: str
+    """float32, bfloat16 or float16."""
+    shape: tuple[int, int]
+
+
 class EngineCoreRequest(msgspec.Struct, kw_only=True):
     """A validated request: everything the core needs to serve it."""
 
     request_id: str
     prompt_token_ids: list[int]
+    """Zeros that only count if the prompt is given as `prompt_embeds`."""
     sampling_params: SamplingParams
     """`seed` is never None here; `max_tokens` is never None and fits the room left."""
     eos_token_ids: list[int] = []
@@ -28,10 +43,13 @@ class EngineCoreRequest(msgspec.Struct, kw_only=True):
     """Lower is served first under the `priority` policy."""
     cache_salt: str | None = None
     """Requests share cached prefixes only with requests of the same salt."""
+    prompt_embeds: PromptEmbeds | None = None
+    bad_words_token_ids: list[list[int]] = []
+    """The token sequences that `bad_words` stand for: the last id of one may not follow the others."""
 
 
 class TokenLogprobs(msgspec.Struct):
-    """Log-probabilities at one output position: the sampled token first, then the top ones in order."""
+    """Log-probabilities at one position: its own token first, then the top ones in order."""
 
     token_ids: list[int]
     logprobs: list[float]
@@ -52,9 +70,12 @@ class EngineCoreOutput(msgspec.Struct, kw_only=True):
     """What one step added to one request."""
 
     request_id: str
+    """With n > 1 that of a sample, see `sample_request_ids`."""
     new_token_ids: list[int]
     logprobs: list[TokenLogprobs] | None = None
     """One entry a new token, if the request asked for them."""
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    """One entry a prompt token but the first, once, with the first output token of the request (of its sample 0)."""
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
     """The id out of `stop_token_ids` that ended the request."""

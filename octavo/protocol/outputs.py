@@ -45,7 +45,11 @@ class RequestMetrics:
     decode_time: float = 0.0
     """From the first output token to the last."""
     num_preemptions: int = 0
-    """How often the request lost its KV cache and computed it again."""
+    """How often the request lost its KV cache and computed it again; of n samples, the sum."""
+    clamps: list[str] = field(default_factory=list)
+    """Receipt: values that were lowered to what is possible, such as "max_tokens 1000 -> 485 (room left)"."""
+    ignored: list[str] = field(default_factory=list)
+    """Receipt: fields that were given and do not apply, each with its reason."""
 
 
 @dataclass(slots=True)
@@ -61,4 +65,5 @@ class RequestOutput:
     num_cached_tokens: int = 0
     """Prompt tokens found in the prefix cache at the request's first admission."""
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
-    prompt_logprobs: None = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    """One dict a prompt token, the first None: nothing predicts it."""

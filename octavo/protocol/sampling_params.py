@@ -2,11 +2,12 @@
 
 import enum
 import math
+import re
 from typing import Any
 
 import msgspec
 
-from octavo.errors import InvalidInput, not_built
+from octavo.errors import InvalidInput
 from octavo.protocol.checks import as_int, is_encodable
 
 
@@ -25,7 +26,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Sampling parameters of one request, with the names and defaults vLLM users know.
 
     Raises:
-        InvalidInput (a ValueError): a value out of range, or a field whose feature is not built yet; names the field.
+        InvalidInput (a ValueError): a value out of range; the message names the field.
         TypeError: an unknown field.
     """
 
@@ -59,18 +60,36 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     """What each output of a stream holds."""
 
-    # Known fields whose features are not built yet: only the neutral value is taken.
     n: int = 1
+    """Samples of one prompt. Sample i draws from its own stream (seed, i): more samples do not change the earlier."""
     presence_penalty: float = 0.0
+    """Taken off the logit of every token the output holds already. -2..2."""
     frequency_penalty: float = 0.0
+    """Taken off a token's logit for each time the output holds it. -2..2."""
     repetition_penalty: float = 1.0
-    logit_bias: dict[int | str, float] | None = None
+    """Divides positive, multiplies negative logits of tokens that prompt or output hold (Keskar et al. 2019). > 0."""
+    logit_bias: dict[int, float] | None = None
+    """Added to the logits of these token ids, -100..100 each. Keys may be given as strings."""
     bad_words: list[str] | None = None
+    """Texts that are not generated, at the start of a word and inside a text."""
     allowed_token_ids: list[int] | None = None
+    """Only these token ids are generated."""
     include_stop_str_in_output: bool = False
+    """Keep the stop string that ended the request, or the text of its stop token, in the text."""
     prompt_logprobs: int | None = None
+    """Log-probabilities a prompt token, as `logprobs`: of the token itself and the N most probable. -1: all."""
+    logprobs_mode: str | None = None
+    """What `logprobs` are: raw_logprobs, processed_logprobs (after everything that changes the distribution),
+    raw_logits or processed_logits. None: the engine's `logprobs_mode`."""
     spaces_between_special_tokens: bool = True
-    stop_regex: str | None = None
+    """Keep the tokenizer's spaces between special tokens when these are shown."""
+    stop_regex: str | list[str] | None = None
+    """Regular expressions whose match ends the request, as a stop string does."""
+    logits_processors: list[str] | None = None
+    """Classes that change the logits, as "package.module:Class" or the class itself; see
+    `octavo.sampling.logits_processors`."""
+    extra_args: dict[str, Any] | None = None
+    """Arguments for the logits processors."""
 
     def __post_init__(self) -> None:
         self.validate()
@@ -80,10 +99,6 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
 
         To be called again before use: the fields are mutable. See the class for errors.
         """
-        for name in _NOT_BUILT:
-            if not _is_neutral(getattr(self, name), _DEFAULTS[name]):
-                raise not_built(f"SamplingParams.{name}={getattr(self, name)!r}")
-            setattr(self, name, _DEFAULTS[name])
         self.temperature = _number("temperature", self.temperature, 0.0, math.inf)
         self.top_p = _number("top_p", self.top_p, 0.0, 1.0)
         self.min_p = _number("min_p", self.min_p, 0.0, 1.0)
@@ -98,12 +113,39 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             raise InvalidInput(f"min_tokens={self.min_tokens} must be at most max_tokens={self.max_tokens}")
         if self.logprobs is not None:
             self.logprobs = _integer("logprobs", self.logprobs, -1, None)
-        for name in ("ignore_eos", "detokenize", "skip_special_tokens"):
+        for name in _FLAGS:
             if not isinstance(getattr(self, name), bool):
                 raise InvalidInput(f"{name}={getattr(self, name)!r} must be True or False")
         if not isinstance(self.output_kind, RequestOutputKind):
             raise InvalidInput(f"output_kind={self.output_kind!r} must be a RequestOutputKind")
         self._validate_stops()
+        self._validate_choice()
+
+    def _validate_choice(self) -> None:
+        """The fields that change which token is chosen."""
+        self.n = _integer("n", self.n, 1, MAX_N)
+        self.presence_penalty = _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        self.frequency_penalty = _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        self.repetition_penalty = _number("repetition_penalty", self.repetition_penalty, 0.0, math.inf)
+        if self.repetition_penalty == 0.0:
+            raise InvalidInput("repetition_penalty=0.0 must be more than 0; 1 is off")
+        if self.prompt_logprobs is not None:
+            self.prompt_logprobs = _integer("prompt_logprobs", self.prompt_logprobs, -1, None)
+        if self.logprobs_mode is not None and self.logprobs_mode not in LOGPROBS_MODES:
+            raise InvalidInput(f"logprobs_mode={self.logprobs_mode!r} must be one of {', '.join(LOGPROBS_MODES)}")
+        self.logit_bias = _logit_bias(self.logit_bias)
+        self.bad_words = _items("bad_words", self.bad_words, "a list of strings") or None
+        if not all(isinstance(word, str) and word and is_encodable(word) for word in self.bad_words or ()):
+            raise InvalidInput(f"bad_words={self.bad_words!r} must be non-empty strings")
+        if self.allowed_token_ids is not None:
+            token_ids = _items("allowed_token_ids", self.allowed_token_ids, "a list of token ids")
+            if not token_ids:
+                raise InvalidInput("allowed_token_ids=[] allows nothing; leave it out or name at least one id")
+            self.allowed_token_ids = [_integer("allowed_token_ids", token_id, 0, None) for token_id in token_ids]
+        self.logits_processors = [_class_path(entry) for entry in _items(
+            "logits_processors", self.logits_processors, "a list of classes")] or None  # fmt: skip
+        if self.extra_args is not None and not isinstance(self.extra_args, dict):
+            raise InvalidInput(f"extra_args={self.extra_args!r} must be a dict")
 
     def _validate_stops(self) -> None:
         stop = [self.stop] if isinstance(self.stop, str) else _items("stop", self.stop, "a string or a list of strings")
@@ -115,6 +157,15 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         if stop and not self.detokenize:
             raise InvalidInput(f"stop={self.stop!r} needs text, but detokenize=False; use stop_token_ids instead")
         self.stop = stop
+        regexes = self.stop_regex
+        self.stop_regex = [regexes] if isinstance(regexes, str) else _items("stop_regex", regexes, "a string or a list")
+        for regex in self.stop_regex:
+            try:
+                re.compile(regex)
+            except (TypeError, re.error) as error:
+                raise InvalidInput(f"stop_regex={regex!r} is no regular expression: {error}") from None
+        if self.stop_regex and not self.detokenize:
+            raise InvalidInput(f"stop_regex={regexes!r} needs text, but detokenize=False")
         token_ids = _items("stop_token_ids", self.stop_token_ids, "a list of token ids")
         self.stop_token_ids = [_integer("stop_token_ids", token_id, 0, None) for token_id in token_ids]
 
@@ -127,18 +178,35 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         return msgspec.structs.replace(self)
 
 
-_NOT_BUILT = (
-    "n", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "bad_words",
-    "allowed_token_ids", "include_stop_str_in_output", "prompt_logprobs", "spaces_between_special_tokens",
-    "stop_regex",
+MAX_N = 16384
+"""Samples of one request at most."""
+LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
+_FLAGS = (
+    "ignore_eos", "detokenize", "skip_special_tokens", "include_stop_str_in_output", "spaces_between_special_tokens",
 )  # fmt: skip
-_DEFAULTS: dict[str, Any] = {f.name: f.default for f in msgspec.structs.fields(SamplingParams)}
 
 
-def _is_neutral(value: object, default: object) -> bool:
-    if default is None:
-        return value is None or (isinstance(value, (list, dict)) and not value)
-    return isinstance(value, (int, float)) and isinstance(value, bool) == isinstance(default, bool) and value == default
+def _logit_bias(value: object) -> dict[int, float] | None:
+    """Token id -> bias, with keys as ints."""
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise InvalidInput(f"logit_bias={value!r} must be a dict of token ids and numbers")
+    biases = {}
+    for key, bias in value.items():
+        digits = isinstance(key, str) and key.strip().lstrip("+-").isdecimal()
+        token_id = int(key) if digits else key
+        biases[_integer("logit_bias", token_id, 0, None)] = _number(f"logit_bias[{key!r}]", bias, -100.0, 100.0)
+    return biases or None
+
+
+def _class_path(entry: object) -> str:
+    """ "package.module:Class" of a class, or the text as it is."""
+    if isinstance(entry, type):
+        return f"{entry.__module__}:{entry.__qualname__}"
+    if not isinstance(entry, str) or entry.count(":") != 1:
+        raise InvalidInput(f'logits_processors={entry!r} must be a class or "package.module:Class"')
+    return entry
 
 
 def _number(name: str, value: object, low: float, high: float) -> float:

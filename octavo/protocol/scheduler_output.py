@@ -7,7 +7,7 @@ component that owns it.
 
 import msgspec
 
-from octavo.protocol.messages import TokenLogprobs
+from octavo.protocol.messages import PromptEmbeds, TokenLogprobs
 from octavo.protocol.sampling_params import SamplingParams
 
 PROTOCOL_VERSION = 1
@@ -24,6 +24,10 @@ class NewRequest(msgspec.Struct, kw_only=True):
     sampling_params: SamplingParams
     held_back_token_ids: list[int] = []
     """Ids that may not be sampled before `min_tokens` outputs: end-of-sequence and stop tokens."""
+    sample_index: int = 0
+    """Which of the n samples of a request this is."""
+    prompt_embeds: PromptEmbeds | None = None
+    bad_words_token_ids: list[list[int]] = []
 
 
 class SchedulerOutput(msgspec.Struct, kw_only=True):
@@ -38,6 +42,8 @@ class SchedulerOutput(msgspec.Struct, kw_only=True):
     """Blocks appended to the block tables of requests that already have a row."""
     released_request_ids: list[str] = []
     """Requests that lose their row before this step: finished, aborted or preempted. Unknown ids are ignored."""
+    block_copies: list[tuple[int, int]] = []
+    """(source, target) block ids to copy before the step computes (copy-on-write). All sources are read first."""
     version: int = PROTOCOL_VERSION
 
     @property
@@ -53,4 +59,7 @@ class ModelRunnerOutput(msgspec.Struct, kw_only=True):
     """Empty for a request whose known tokens are not all computed yet."""
     logprobs: dict[str, list[TokenLogprobs]] = {}
     """One entry a sampled token, only for requests that asked."""
+    prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
+    """Only for requests that asked: entries for the prompt tokens at num_computed + 1 .. num_computed + num_scheduled,
+    as far as they belong to the prompt, predicted by this step's tokens."""
     version: int = PROTOCOL_VERSION
