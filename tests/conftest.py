@@ -1,6 +1,10 @@
 """What every test may use."""
 
 import os
+
+# Two OpenMP threads that spin on two busy cores slow each other down many times over; set before torch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
