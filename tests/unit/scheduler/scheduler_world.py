@@ -1,130 +1,49 @@
-"""Drives a Scheduler and its KV cache without a model, and checks after every step all that must hold.
+"""Drives a Scheduler and its KV cache with a fake runner, and checks after every step all that must hold."""
 
-The fake model's KV of a position is a digest of the request's tokens up to that position, and the next token is a
-function of the last digest. So a request that is ever given a wrong, stale or overwritten slot is caught at the read,
-and the right output of each request is known without any scheduling (`Oracle`).
-"""
-
+import struct
 import time
-from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
+
+from fake_runner import VOCAB_SIZE, FakeRunner, digest, digests, prompt_entry, sample
 
 from octavo.config.engine_config import CacheConfig, SchedulerConfig
 from octavo.kvcache.block_hash import same_content
-from octavo.protocol.messages import EngineCoreOutput, EngineCoreRequest, FinishReason
+from octavo.protocol.messages import EngineCoreOutput, EngineCoreRequest, FinishReason, PromptEmbeds, sample_request_ids
 from octavo.protocol.sampling_params import SamplingParams
-from octavo.protocol.scheduler_output import ModelRunnerOutput, NewRequest, SchedulerOutput
+from octavo.protocol.scheduler_output import SchedulerOutput
 from octavo.scheduler.request import Request, RequestStatus
 from octavo.scheduler.scheduler import Scheduler
 
-VOCAB_SIZE = 97
-
-
-def digest(before: int, token_id: int) -> int:
-    """KV of the fake model: depends on every token so far."""
-    return (before * 1_000_003 + token_id + 1) % (2**61 - 1)
-
-
-def digests(token_ids: list[int]) -> list[int]:
-    values, value = [], 0
-    for token_id in token_ids:
-        value = digest(value, token_id)
-        values.append(value)
-    return values
-
-
-def sample(value: int, held_back: list[int]) -> int:
-    token_id = value % VOCAB_SIZE
-    while token_id in held_back:
-        token_id = (token_id + 1) % VOCAB_SIZE
-    return token_id
+__all__ = ["VOCAB_SIZE", "Known", "World", "make_world"]
 
 
 @dataclass
-class Row:
-    new: NewRequest
-    token_ids: list[int]
-    block_ids: list[int]
-    num_computed: int
-    values: list[int]
-    """Digest of each token."""
+class Arrival:
+    """What the samples of one request have in common."""
 
-    def append(self, token_id: int) -> None:
-        self.token_ids.append(token_id)
-        self.values.append(digest(self.values[-1], token_id))
-
-    def held_back(self) -> list[int]:
-        num_output = len(self.token_ids) - self.new.num_prompt_tokens
-        return self.new.held_back_token_ids if num_output < self.new.sampling_params.min_tokens else []
-
-
-class FakeRunner:
-    """Keeps rows and KV by the messages alone, as a model runner must."""
-
-    def __init__(self, block_size: int) -> None:
-        self.block_size = block_size
-        self.rows: dict[str, Row] = {}
-        self.kv: dict[int, list[int | None]] = {}
-        """Block id -> one value a slot."""
-
-    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
-        for request_id in step.released_request_ids:
-            self.rows.pop(request_id, None)
-        for new in step.new_requests:
-            assert new.request_id not in self.rows, "a request gets a second row"
-            self.rows[new.request_id] = Row(new, list(new.token_ids), list(new.block_ids), -1, digests(new.token_ids))
-        new_ids = {new.request_id for new in step.new_requests}
-        for request_id, block_ids in step.new_block_ids.items():
-            assert block_ids and request_id not in new_ids
-            self.rows[request_id].block_ids += block_ids
-        assert len(set(step.request_ids)) == len(step.request_ids)
-        assert new_ids <= set(step.request_ids)
-        owners = Counter(block_id for row in self.rows.values() for block_id in row.block_ids)
-        sampled = [self._compute(*work, owners) for work in zip(
-            step.request_ids, step.num_computed_tokens, step.num_scheduled_tokens, strict=True)]  # fmt: skip
-        return ModelRunnerOutput(request_ids=list(step.request_ids), sampled_token_ids=sampled)
-
-    def _compute(self, request_id: str, start: int, num_tokens: int, owners: Counter[int]) -> list[int]:
-        row = self.rows[request_id]
-        if row.num_computed < 0:
-            assert start % self.block_size == 0, "a cached prefix is whole blocks"
-            row.num_computed = start
-        assert start == row.num_computed and num_tokens >= 1
-        end = start + num_tokens
-        assert end <= len(row.token_ids), "more tokens scheduled than are known"
-        assert len(row.block_ids) == -(-end // self.block_size), "the block table is not as long as the tokens need"
-        for first in range(0, start, self.block_size):
-            read = self.kv.get(row.block_ids[first // self.block_size], [])[: start - first]
-            assert read == row.values[first : min(start, first + self.block_size)], (
-                f"{request_id} reads another prompt's or an overwritten KV after position {first}"
-            )
-        for position in range(start, end):
-            block_id, offset = row.block_ids[position // self.block_size], position % self.block_size
-            assert owners[block_id] == 1, "a shared block is written"
-            self.kv.setdefault(block_id, [None] * self.block_size)[offset] = row.values[position]
-        row.num_computed = end
-        if end < len(row.token_ids):
-            return []
-        row.append(sample(row.values[-1], row.held_back()))
-        return [row.token_ids[-1]]
-
-    def forget(self, block_ids: set[int]) -> None:
-        """What these blocks hold may never be read again."""
-        for block_id in block_ids:
-            self.kv.pop(block_id, None)
+    message: EngineCoreRequest
+    number: int
+    sample_ids: list[str]
+    num_cached_tokens: int | None = None
+    prompt_logprobs_are_due: bool = False
 
 
 @dataclass
 class Known:
-    """What the world itself knows of a request."""
+    """What the world itself knows of a request; with n > 1, of one sample."""
 
-    message: EngineCoreRequest
-    arrival: int
+    arrival: Arrival
+    index: int
     output: list[int] = field(default_factory=list)
     last: EngineCoreOutput | None = None
     num_preemptions: int = 0
     computed_when_preempted: int = -1
     num_chunks: int = 0
+
+    @property
+    def message(self) -> EngineCoreRequest:
+        return self.arrival.message
 
     @property
     def finish_reason(self) -> FinishReason | None:
@@ -145,34 +64,52 @@ class World:
         self.num_steps = 0
         self.last_step: SchedulerOutput | None = None
 
-    def add(
-        self, request_id: str, prompt: list[int], *, priority=0, salt=None, eos=(), max_tokens=8, **params
-    ) -> Known:
+    def add(self, request_id: str, prompt: list[int], **options) -> Known:
+        """Add a request with n = 1."""
+        return self.add_samples(request_id, prompt, 1, **options)[0]
+
+    def add_samples(
+        self, request_id: str, prompt: list[int], n: int, *, priority=0, salt=None, eos=(), max_tokens=8,
+        embeds=False, **params,
+    ) -> list[Known]:  # fmt: skip
+        """Add a request. `embeds`: the prompt is given as embeddings made of its numbers."""
         message = EngineCoreRequest(
             request_id=request_id,
-            prompt_token_ids=prompt,
-            sampling_params=SamplingParams(max_tokens=max_tokens, **params),
+            prompt_token_ids=[0] * len(prompt) if embeds else prompt,
+            sampling_params=SamplingParams(max_tokens=max_tokens, n=n, **params),
             eos_token_ids=list(eos),
             arrival_time=time.monotonic(),
             priority=priority,
             cache_salt=salt,
         )
+        if embeds:
+            data = struct.pack(f"<{len(prompt)}f", *prompt)
+            message.prompt_embeds = PromptEmbeds(data, "float32", (len(prompt), 1))
         self.scheduler.add_request(message)
-        self.live[request_id] = Known(message, self.num_arrived)
+        sample_ids = sample_request_ids(request_id, n)
+        asked = message.sampling_params.prompt_logprobs is not None
+        arrival = Arrival(message, self.num_arrived, sample_ids, prompt_logprobs_are_due=asked)
+        known = [Known(arrival, index) for index in range(n)]
+        self.live.update(zip(sample_ids, known, strict=True))
         self.num_arrived += 1
         self.check_now()
-        return self.live[request_id]
+        return known
 
     def abort(self, request_ids: list[str]) -> None:
+        """Abort samples, or requests with all of theirs."""
+        expected = []
+        for request_id in dict.fromkeys(request_ids):
+            samples = [i for i, known in self.live.items() if request_id in (i, known.message.request_id)]
+            expected += [i for i in samples if i not in expected]
         outputs = self.scheduler.abort_requests(request_ids)
-        assert [out.request_id for out in outputs] == [i for i in dict.fromkeys(request_ids) if i in self.live]
+        assert [out.request_id for out in outputs] == expected
         assert all(out.finish_reason is FinishReason.ABORT and out.new_token_ids == [] for out in outputs)
         self._take(outputs)
         self.check_now()
 
-    def step(self, abort_in_flight=(), lose=None) -> list[EngineCoreOutput]:
+    def step(self, abort_in_flight=(), lose=None, failing=()) -> list[EngineCoreOutput]:
         """One step. `abort_in_flight`: ids aborted before the result is in. `lose`: the step fails, either
-        "unseen" by the runner or after it was "computed"."""
+        "unseen" by the runner or after it was "computed". `failing`: ids that get an error instead of a token."""
         before = {request.request_id: (request.num_computed_tokens, request.num_tokens) for request in self.running()}
         waiting = [request.request_id for request in self.scheduler._waiting]
         preemptions = self.scheduler.stats().num_preemptions
@@ -181,9 +118,14 @@ class World:
         self._check_budgets(step)
         self._check_order(step, before, waiting)
         self._note_preemptions(step, before, self.scheduler.stats().num_preemptions - preemptions)
+        self._check_new(step)
+        self._check_writes(step)
         self.check_now()
-        self._forget_free_blocks()
-        result = self.runner.execute(step) if lose != "unseen" else None
+        self._forget_free_blocks(step)
+        result = self.runner.execute(step, failing) if lose != "unseen" else None
+        if lose is None:
+            for request_id, row in self.runner.rows.items():
+                assert row.block_ids == self.scheduler._kv.block_ids(request_id)
         self.abort(list(abort_in_flight))
         if lose is not None:
             self._lose(step)
@@ -193,13 +135,17 @@ class World:
         self.check_now()
         return outputs
 
+    def step_until(self, condition: Callable[[], object], max_steps: int = 500) -> None:
+        """Step until `condition()` holds."""
+        for _ in range(max_steps):
+            if condition():
+                return
+            self.step()
+        raise AssertionError(f"did not come about within {max_steps} steps")
+
     def drain(self, max_steps: int = 20_000) -> None:
         """Step until everybody has ended, then check that nothing is left and every output is right."""
-        for _ in range(max_steps):
-            if not self.live:
-                break
-            self.step()
-        assert not self.live, f"{list(self.live)} never end"
+        self.step_until(lambda: not self.live, max_steps)
         assert not self.scheduler.has_unfinished_requests()
         last = self.scheduler.schedule()
         assert last.request_ids == []
@@ -208,33 +154,35 @@ class World:
         stats = self.scheduler.stats()
         assert stats.kv_blocks_in_use == stats.num_running == stats.num_waiting == 0
         assert stats.kv_blocks_free + stats.kv_blocks_cached == self.cache.num_blocks
+        assert not self.scheduler._groups._by_id, "ids of ended groups are kept"
         for known in self.ended:
             self.check_output(known)
 
     def running(self) -> list[Request]:
         return self.scheduler._running
 
-    def key(self, known: Known) -> tuple[int, int]:
-        return (known.message.priority if self.config.policy == "priority" else 0, known.arrival)
+    def key(self, known: Known) -> tuple[int, int, int]:
+        priority = known.message.priority if self.config.policy == "priority" else 0
+        return (priority, known.arrival.number, known.index)
 
     def check_output(self, known: Known) -> None:
         """The tokens of a request are those it has alone, up to where it was aborted."""
-        expected, reason, stop_reason = self.alone(known.message)
+        expected, reason, stop_reason = self.alone(known.message, known.index)
         if known.finish_reason is FinishReason.ABORT:
             assert known.output == expected[: len(known.output)]
             return
         assert known.output == expected
         assert (known.last.finish_reason, known.last.stop_reason) == (reason, stop_reason)
 
-    def alone(self, message: EngineCoreRequest) -> tuple[list[int], FinishReason, int | None]:
+    def alone(self, message: EngineCoreRequest, index: int = 0) -> tuple[list[int], FinishReason, int | None]:
         """What the fake model says to a prompt, without any engine."""
         params, tokens = message.sampling_params, list(message.prompt_token_ids)
-        value = digests(tokens)[-1]
+        value = digests(tokens, message.prompt_embeds)[-1]
         room = min(self.config.max_model_len, self.cache.num_tokens)
         stops = [*message.eos_token_ids, *params.stop_token_ids]
         output: list[int] = []
         while True:
-            output.append(sample(value, stops if len(output) < params.min_tokens else []))
+            output.append(sample(value, index, stops if len(output) < params.min_tokens else []))
             value = digest(value, output[-1])
             if output[-1] in message.eos_token_ids:
                 return output, FinishReason.STOP, None
@@ -247,19 +195,32 @@ class World:
         """All that holds at any moment."""
         self.scheduler.audit()
         stats = self.scheduler.stats()
-        held = {i for request in self.running() for i in self.scheduler._kv.block_ids(request.request_id)}
-        assert stats.kv_blocks_in_use == len(held)
+        written = self._tokens_in_blocks()
+        assert stats.kv_blocks_in_use == len(written)
+        slots = len(written) * self.cache.block_size
+        assert stats.kv_utilization == (sum(written.values()) / slots if slots else 0)
         assert stats.kv_blocks_total == self.cache.num_blocks
         assert stats.kv_blocks_free + stats.kv_blocks_cached + stats.kv_blocks_in_use == stats.kv_blocks_total
         assert stats.kv_blocks_free >= 0 and stats.kv_blocks_cached >= 0
         assert stats.kv_blocks_peak_in_use >= stats.kv_blocks_in_use
         assert self.cache.enable_prefix_caching or stats.kv_blocks_cached == stats.prefix_cache_queries == 0
         assert stats.prefix_cache_hits <= stats.prefix_cache_queries
-        assert 0 <= stats.kv_utilization <= 1
         assert stats.num_running + stats.num_waiting == len(self.live)
         assert stats.num_running <= self.config.max_num_seqs
         if not self.collisions:
             self._check_tails_go_first()
+
+    def _tokens_in_blocks(self) -> dict[int, int]:
+        """Every block that has an owner, and the tokens written to it."""
+        kv, size = self.scheduler._kv, self.cache.block_size
+        owners = [(kv.block_ids(request.request_id), request.num_computed_tokens) for request in self.running()]
+        owners += [([block.block_id for block in hold.blocks], hold.num_tokens) for hold in kv._holds]
+        written: dict[int, int] = {}
+        for block_ids, num_tokens in owners:
+            for index, block_id in enumerate(block_ids):
+                tokens = max(0, min(size, num_tokens - index * size))
+                written[block_id] = max(written.get(block_id, 0), tokens)
+        return written
 
     def _check_tails_go_first(self) -> None:
         """A cached block is evicted before the one its prefix ends in."""
@@ -291,7 +252,10 @@ class World:
         preempted = [i for i in step.released_request_ids if i in before]
         admitted = [new.request_id for new in step.new_requests]
         assert not (preempted and admitted), "somebody is admitted in a step that preempted"
-        assert admitted == waiting[: len(admitted)], "the head of the queue is passed"
+        assert admitted == sorted(admitted, key=lambda i: self.key(self.live[i]))
+        passed = [i for i in waiting if i not in admitted]
+        if admitted and passed:
+            assert self.key(self.live[admitted[-1]]) < self.key(self.live[passed[0]]), "the head of the queue is passed"
         assert waiting == sorted(waiting, key=lambda i: self.key(self.live[i]))
         decoders = {i for i, (computed, tokens) in before.items() if tokens - computed == 1 and i not in preempted}
         if set(step.request_ids) - decoders:
@@ -300,6 +264,7 @@ class World:
     def _note_preemptions(self, step: SchedulerOutput, before: dict[str, tuple[int, int]], counted: int) -> None:
         victims = [i for i in step.released_request_ids if i in before and i in self.live]
         assert len(victims) == counted
+        assert not (victims and self.scheduler._groups.holds), "somebody is preempted for blocks that nobody needs"
         protected = {i for i in before if before[i][0] <= self.live[i].computed_when_preempted}
         for victim in victims:
             assert victim not in protected, "preempted again before it came further"
@@ -314,6 +279,24 @@ class World:
         known.computed_when_preempted = num_computed
         assert self.scheduler._requests[request_id].status is RequestStatus.WAITING
 
+    def _check_new(self, step: SchedulerOutput) -> None:
+        for new in step.new_requests:
+            known = self.live[new.request_id]
+            assert (new.sample_index, new.prompt_embeds) == (known.index, known.message.prompt_embeds)
+            asks = new.sampling_params.prompt_logprobs is not None
+            assert asks == known.arrival.prompt_logprobs_are_due, "prompt_logprobs are computed once, and then no more"
+
+    def _check_writes(self, step: SchedulerOutput) -> None:
+        """Nobody else owns, and nobody can find, a block that is written to."""
+        size = self.cache.block_size
+        for request_id, start, num_tokens in zip(
+            step.request_ids, step.num_computed_tokens, step.num_scheduled_tokens, strict=True
+        ):
+            block_ids = self.scheduler._kv.block_ids(request_id)
+            for block_id in block_ids[start // size : -(-(start + num_tokens) // size)]:
+                block = self.scheduler._kv.pool.blocks[block_id]
+                assert block.ref_count == 1 and block.content is None, f"{request_id} writes to {block}"
+
     def _lose(self, step: SchedulerOutput) -> None:
         computed = {request.request_id: request.num_computed_tokens for request in self.running()}
         self.scheduler.preempt_all()
@@ -322,9 +305,9 @@ class World:
         assert self.scheduler.num_running == 0
         self.check_now()
 
-    def _forget_free_blocks(self) -> None:
+    def _forget_free_blocks(self, step: SchedulerOutput) -> None:
         free = {block.block_id for block in self.scheduler._kv.pool._free if block.content is None}
-        self.runner.forget(free)
+        self.runner.forget(free - {source for source, _ in step.block_copies})
 
     def _num_tokens(self, known: Known) -> int:
         return len(known.message.prompt_token_ids) + len(known.output)
@@ -336,8 +319,21 @@ class World:
             known.last = out
             assert out.num_preemptions == known.num_preemptions
             assert out.num_cached_tokens < len(known.message.prompt_token_ids)
+            if out.new_token_ids:
+                self._check_first_of_arrival(known.arrival, out)
             if out.finish_reason is not None:
                 self.ended.append(self.live.pop(out.request_id))
+
+    def _check_first_of_arrival(self, arrival: Arrival, out: EngineCoreOutput) -> None:
+        if arrival.num_cached_tokens is None:
+            arrival.num_cached_tokens = out.num_cached_tokens
+        assert out.num_cached_tokens == arrival.num_cached_tokens, "samples differ in num_cached_tokens"
+        assert (out.prompt_logprobs is not None) == arrival.prompt_logprobs_are_due
+        if arrival.prompt_logprobs_are_due:
+            tokens = arrival.message.prompt_token_ids
+            values = digests(tokens, arrival.message.prompt_embeds)
+            assert out.prompt_logprobs == [prompt_entry(*pair) for pair in zip(tokens[1:], values, strict=False)]
+            arrival.prompt_logprobs_are_due = False
 
 
 def make_world(
