@@ -19,8 +19,9 @@ from octavo.protocol.messages import EngineCoreRequest
 from octavo.protocol.sampling_params import SamplingParams
 from octavo.protocol.scheduler_output import ModelRunnerOutput
 from octavo.scheduler.scheduler import Scheduler
-from octavo.worker.input_batch import gather_inputs, gather_sampling
+from octavo.worker.input_batch import gather_inputs
 from octavo.worker.request_rows import RequestRows
+from octavo.worker.sampling_inputs import gather_sampling
 
 PHASES = ("schedule", "gather", "update")
 PROMPT_TOKENS = 256

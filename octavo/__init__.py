@@ -3,15 +3,19 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from octavo.engine.async_llm import AsyncLLM
     from octavo.engine.llm_engine import LLMEngine
     from octavo.entrypoints.llm import LLM
     from octavo.errors import EngineDeadError
+    from octavo.protocol.beam_search import BeamSearchParams
     from octavo.protocol.outputs import CompletionOutput, Logprob, RequestOutput
     from octavo.protocol.sampling_params import RequestOutputKind, SamplingParams
 
 __version__ = "0.1.0"
 
 _EXPORTS = {
+    "AsyncLLM": "octavo.engine.async_llm",
+    "BeamSearchParams": "octavo.protocol.beam_search",
     "LLM": "octavo.entrypoints.llm",
     "LLMEngine": "octavo.engine.llm_engine",
     "EngineDeadError": "octavo.errors",
@@ -21,8 +25,18 @@ _EXPORTS = {
     "RequestOutputKind": "octavo.protocol.sampling_params",
     "SamplingParams": "octavo.protocol.sampling_params",
 }
-__all__ = ["LLM", "CompletionOutput", "EngineDeadError", "LLMEngine", "Logprob", "RequestOutput",
-           "RequestOutputKind", "SamplingParams"]  # fmt: skip
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "BeamSearchParams",
+    "CompletionOutput",
+    "EngineDeadError",
+    "LLMEngine",
+    "Logprob",
+    "RequestOutput",
+    "RequestOutputKind",
+    "SamplingParams",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -64,7 +64,8 @@ def run_script(llm: LLM, script: list[ScriptedRequest], *, max_steps: int = 20_0
 
     def count_chunks(step):
         for request_id, computed in zip(step.request_ids, step.num_computed_tokens, strict=True):
-            chunks[int(request_id)] += computed < len(script[int(request_id)].prompt)
+            index = int(request_id.rpartition("_")[2])  # with n > 1 the id of a sample is "{sample}_{request}"
+            chunks[index] += computed < len(script[index].prompt)
         return original(step)
 
     engine.client.core.executor.execute_model = count_chunks

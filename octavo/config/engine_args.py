@@ -49,7 +49,8 @@ class EngineArgs:
     seed: int = 0
     """Requests without a seed derive theirs from this one and their arrival number."""
     logprobs_mode: str = "raw_logprobs"
-    """raw_logprobs: log-probabilities of the model's own distribution, before temperature and filters."""
+    """raw_logprobs: log-probabilities of the model's own distribution; processed_logprobs: after penalties, bans,
+    temperature and filters; raw_logits, processed_logits: the logits there. A request may choose its own."""
     platform: str = "auto"
     """Which operators compute: auto or reference."""
     disable_log_stats: bool = False

@@ -14,13 +14,13 @@ from octavo.config.memory import parse_bytes
 from octavo.errors import InvalidInput, not_built
 from octavo.protocol.checks import as_int
 from octavo.protocol.kv_cache_spec import DTYPE_BYTES
+from octavo.protocol.sampling_params import LOGPROBS_MODES
 
 BLOCK_SIZES = (8, 16, 32, 64, 128)
 SCHEDULING_POLICIES = ("fcfs", "priority")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 DTYPES = ("auto", *DTYPE_BYTES)
 _LATER_KV_CACHE_DTYPES = ("int8", "fp8", "fp8_e4m3", "fp8_e5m2")
-_LATER_LOGPROBS_MODES = ("raw_logits", "processed_logprobs", "processed_logits")
 
 _MAX_THREADS = 4096
 _FIELDS = tuple(field.name for field in dataclasses.fields(EngineArgs))
@@ -158,7 +158,7 @@ _CHECKS: dict[str, Callable[[str, object], Any]] = {
     "kv_cache_memory_bytes": _optional(_amount),
     "num_threads": _optional(_integer(1, _MAX_THREADS)),
     "seed": _integer(-(2**63), 2**64 - 1),
-    "logprobs_mode": _one_of(("raw_logprobs",), _LATER_LOGPROBS_MODES),
+    "logprobs_mode": _one_of(LOGPROBS_MODES),
     "platform": _text,
     "disable_log_stats": _flag,
 }

@@ -15,6 +15,8 @@ class EngineCore:
         self.executor = executor
         self.stats: EngineStats = scheduler.stats()
         """The state after the last call, replaced as a whole: another thread never sees half a step."""
+        self.failed_request_ids: list[str] = []
+        """If the last step failed: the requests it was computing. They are live, and waiting."""
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queue a request. Raises InvalidInput if it can never be served or its id is in use."""
@@ -38,10 +40,12 @@ class EngineCore:
         """
         if not self.scheduler.has_unfinished_requests():
             return []
+        self.failed_request_ids = []
         step = self.scheduler.schedule()
         try:
             result = self._execute(step)
         except BaseException:
+            self.failed_request_ids = step.request_ids
             self.executor.reset()
             self.scheduler.preempt_all()
             self.stats = self.scheduler.stats()

@@ -1,8 +1,8 @@
-"""From token ids to text, one token at a time, and the search for stop strings in it. Touches the tokenizer only.
+"""From token ids to text, one token at a time, up to where a stop ends it. Touches the tokenizer only.
 
 What always holds:
 - a character whose bytes are split over tokens appears once it is complete, never as replacement characters;
-- no text once handed out is taken back: what may become a stop string is held back until that is decided;
+- no text once handed out is taken back: what may become a stop is held back until that is decided;
 - the work per token does not grow with the length of the text (bar the copy that appends to it).
 """
 
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from tokenizers.decoders import DecodeStream
 
+from octavo.engine.stop_search import StopSearch
 from octavo.protocol.sampling_params import SamplingParams
 from octavo.tokenization.tokenizer import Tokenizer
 
@@ -28,96 +29,95 @@ class IncrementalDetokenizer:
     Args:
         tokenizer: decodes.
         prompt_token_ids: what precedes the output. Its text is not part of `text`.
-        params: `stop`, `min_tokens`, `skip_special_tokens` and `detokenize` are used.
+        params: the fields about text and stops are used.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
         self.text = ""
-        """Everything decoded so far, cut before the stop string if one was found."""
+        """Everything decoded so far, cut where a stop string or expression was found."""
         self.num_tokens = 0
-        """Output tokens taken in, up to the one that completed a stop string."""
-        self._stops = tuple(params.stop or ())
-        self._longest_stop = max(map(len, self._stops), default=0)
+        """Output tokens taken in, up to the one that completed a stop."""
+        self._stops = StopSearch(params)
         self._min_tokens = params.min_tokens
-        self._stopped = False
+        self._keeps_stop = params.include_stop_str_in_output
+        self._ended = False
         self._num_handed_out = 0
         self._stream = (
             _TextStream(tokenizer, prompt_token_ids, params.skip_special_tokens) if params.detokenize else None
         )
+        joined = not (params.spaces_between_special_tokens or params.skip_special_tokens)
+        self._joined_tokens = _added_tokens(tokenizer) if joined else {}
+        self._follows_joined = bool(prompt_token_ids) and prompt_token_ids[-1] in self._joined_tokens
 
     def update(self, new_token_ids: Sequence[int], stopped_by_token: bool) -> str | None:
         """Take in output tokens.
 
         Args:
-            stopped_by_token: the last of them ended the request by itself; its text is not shown.
+            stopped_by_token: the last of them ended the request by itself; its text is shown only with
+                `include_stop_str_in_output`.
 
         Returns:
-            The stop string that one of them completed, if any. Tokens after that one are not taken in.
+            The stop string, or the pattern of the expression, that one of them completed, if any. Tokens after that
+            one are not taken in.
+
+        Raises:
+            SearchTimeout: a stop expression takes too long.
         """
         last = len(new_token_ids) - 1
         for index, token_id in enumerate(new_token_ids):
             self.num_tokens += 1
-            if self._stream is None or (stopped_by_token and index == last):
+            if self._stream is None or (stopped_by_token and index == last and not self._keeps_stop):
                 continue
-            if (stop := self._append(self._stream.step(token_id))) is not None:
+            if (stop := self._append(self._step(self._stream, token_id))) is not None:
                 return stop
         return None
 
-    def next_text(self, finished: bool, delta: bool) -> str:
-        """The text to hand out now.
+    def finish(self) -> str | None:
+        """Nothing follows: take in the whole characters that are still pending, and hold nothing back any more.
 
-        Args:
-            finished: nothing follows, so nothing is held back. A character that is still incomplete is not shown.
-            delta: only what was not handed out before, else all of it.
+        Returns:
+            The stop that this completed, if any, as `update` does.
+
+        Raises:
+            SearchTimeout: a stop expression takes too long.
         """
-        if finished and self._stream is not None and not self._stopped:
-            self._append(self._stream.flush())
-        end = len(self.text) if finished or self._stopped else len(self.text) - self._num_held_back()
+        if self._ended:
+            return None
+        self._ended = True
+        return None if self._stream is None else self._append(self._stream.flush())
+
+    def next_text(self, delta: bool) -> str:
+        """The text to hand out now: everything so far, or with `delta` only what was not handed out before."""
+        end = len(self.text) if self._ended else len(self.text) - self._stops.num_held_back(self.text)
         start = self._num_handed_out if delta else 0
         self._num_handed_out = end
         return self.text[start:end]
+
+    def _step(self, stream: "_TextStream", token_id: int) -> str:
+        """The text of one more token, without the space between two added tokens if that is not wanted."""
+        piece = stream.step(token_id)
+        content = self._joined_tokens.get(token_id)
+        if self._follows_joined and content is not None and piece == f" {content}":
+            piece = content
+        self._follows_joined = content is not None
+        return piece
 
     def _append(self, piece: str) -> str | None:
         if not piece:
             return None
         start = len(self.text)
         self.text += piece
-        if not self._stops or self.num_tokens <= self._min_tokens:
+        stop = self._stops.find(self.text, start, counts=self.num_tokens > self._min_tokens)
+        if stop is None:
             return None
-        found = self._find_stop(start)
-        if found is None:
-            return None
-        position, stop = found
-        self.text = self.text[:position]
-        self._stopped = True
-        return stop
-
-    def _find_stop(self, new_from: int) -> tuple[int, str] | None:
-        """The stop string that ends first among those that end behind `new_from`; of equal ends the longest."""
-        best: tuple[int, int, str] | None = None
-        for stop in self._stops:
-            position = self.text.find(stop, max(0, new_from - len(stop) + 1))
-            candidate = (position + len(stop), position, stop)
-            if position >= 0 and (best is None or candidate < best):
-                best = candidate
-        return None if best is None else best[1:]
-
-    def _num_held_back(self) -> int:
-        """Length of the longest end of the text that is the beginning of a stop string."""
-        if not self._stops:
-            return 0
-        tail = self.text[max(0, len(self.text) - self._longest_stop + 1) :]
-        return max(_overlap(tail, stop) for stop in self._stops)
+        # An expression may look further ahead than it matches: what is out already stays.
+        self.text = self.text[: max(stop.end, start) if self._keeps_stop else stop.start]
+        self._ended = True
+        return stop.reason
 
 
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest proper prefix of `stop` that `text` ends with."""
-    start = text.find(stop[0], max(0, len(text) - len(stop) + 1))
-    while start >= 0:
-        if stop.startswith(text[start:]):
-            return len(text) - start
-        start = text.find(stop[0], start + 1)
-    return 0
+def _added_tokens(tokenizer: Tokenizer) -> dict[int, str]:
+    return {token_id: token.content for token_id, token in tokenizer.backend.get_added_tokens_decoder().items()}
 
 
 class _TextStream:

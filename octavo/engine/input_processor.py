@@ -1,125 +1,39 @@
 """InputProcessor: what a user gives, checked and resolved into an EngineCoreRequest.
 
-Everything about one request that can be refused is refused here, before anything is queued. Touches the tokenizer only.
-What holds: a refused input leaves no trace, so the same accepted inputs in the same order get the same derived seeds.
+Everything about one request that can be refused is refused here, before anything is queued. Touches the tokenizer only,
+and the classes of logits processors, which it loads to see whether they can be.
+What holds: a refused input leaves no trace, so the same accepted inputs in the same order get the same derived seeds;
+and what was lowered or does not apply is written on the request's receipt.
 """
 
 import hashlib
-import numbers
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from reprlib import repr as short_repr
-from typing import TypeAlias, TypedDict
 
 import msgspec
 
 from octavo.config.model import ModelConfig
+from octavo.engine.bad_words import bad_words_token_ids, check_some_token_remains
+from octavo.engine.prompts import (
+    ParsedPrompt,
+    Prompt,
+    PromptDict,
+    as_prompt_list,
+    pack_embeds,
+    parse_prompt,
+    parse_text,
+)
 from octavo.errors import InvalidInput
 from octavo.logging import get_logger
-from octavo.protocol.checks import as_int, is_encodable
+from octavo.protocol.checks import as_int
 from octavo.protocol.messages import EngineCoreRequest
 from octavo.protocol.sampling_params import SamplingParams
 from octavo.tokenization.tokenizer import Tokenizer
 
+__all__ = ["InputProcessor", "Prompt", "PromptDict", "as_prompt_list"]
+
 logger = get_logger(__name__)
-
-
-class PromptDict(TypedDict, total=False):
-    """A prompt with options: exactly one of `prompt` and `prompt_token_ids`."""
-
-    prompt: str
-    prompt_token_ids: Sequence[int]
-    cache_salt: str | None
-    """Share cached prefixes only with prompts of the same salt."""
-
-
-Prompt: TypeAlias = str | Sequence[int] | PromptDict
-
-_FORMS = "a string, a list of token ids, or a dict with 'prompt' or 'prompt_token_ids'"
-_PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
-
-
-@dataclass(frozen=True, slots=True)
-class _ParsedPrompt:
-    """Exactly one of `text` and `token_ids` is set, and it is not empty."""
-
-    text: str | None = None
-    token_ids: list[int] | None = None
-    cache_salt: str | None = None
-
-
-def as_prompt_list(prompts: object) -> list[Prompt]:
-    """One prompt or a list of prompts, as a list of checked prompts.
-
-    A lone string, dict, or list of token ids is one prompt; a list of lists of ids is several. Tuples count as lists.
-
-    Raises:
-        InvalidInput: no prompts, or one that is empty or of no known form; names its place in the list.
-    """
-    if not isinstance(prompts, (list, tuple)):
-        _parse_prompt(prompts)
-        return [prompts]  # type: ignore[list-item]
-    if not prompts:
-        raise InvalidInput(f"prompts={prompts!r} is empty; give at least one prompt ({_FORMS})")
-    if isinstance(prompts[0], numbers.Number):
-        return [_parse_token_ids(prompts)]
-    for index, prompt in enumerate(prompts):
-        try:
-            _parse_prompt(prompt)
-        except InvalidInput as error:
-            raise InvalidInput(f"prompt {index}: {error}") from None
-    return list(prompts)
-
-
-def _parse_prompt(prompt: object) -> _ParsedPrompt:
-    if isinstance(prompt, str):
-        return _ParsedPrompt(text=_parse_text("prompt", prompt))
-    if isinstance(prompt, (list, tuple)):
-        return _ParsedPrompt(token_ids=_parse_token_ids(prompt))
-    if isinstance(prompt, Mapping):
-        return _parse_dict(prompt)
-    raise InvalidInput(f"prompt={short_repr(prompt)} is a {type(prompt).__name__}; give {_FORMS}")
-
-
-def _parse_dict(prompt: Mapping[object, object]) -> _ParsedPrompt:
-    unknown = [key for key in prompt if key not in _PROMPT_KEYS]
-    if unknown:
-        raise InvalidInput(f"prompt has unknown keys {unknown}; known ones are {', '.join(_PROMPT_KEYS)}")
-    text, token_ids, salt = (prompt.get(key) for key in _PROMPT_KEYS)
-    if (text is None) == (token_ids is None):
-        raise InvalidInput(f"prompt with keys {list(prompt)} must have exactly one of 'prompt' and 'prompt_token_ids'")
-    return _ParsedPrompt(
-        text=None if text is None else _parse_text("prompt", text),
-        token_ids=None if token_ids is None else _parse_token_ids(token_ids),
-        cache_salt=None if salt is None else _parse_text("cache_salt", salt),
-    )
-
-
-def _parse_text(name: str, text: object) -> str:
-    if not isinstance(text, str):
-        raise InvalidInput(f"{name}={short_repr(text)} is a {type(text).__name__}; it must be a string")
-    if not text:
-        raise InvalidInput(f"{name}='' is empty; it needs at least one character")
-    if not is_encodable(text):
-        raise InvalidInput(f"{name} holds a lone surrogate, which is no character; decode the text properly first")
-    return text
-
-
-def _parse_token_ids(token_ids: object) -> list[int]:
-    if not isinstance(token_ids, (list, tuple)):
-        raise InvalidInput(
-            f"prompt_token_ids={short_repr(token_ids)} is a {type(token_ids).__name__}; it must be a list of integers"
-        )
-    if not token_ids:
-        raise InvalidInput("prompt_token_ids=[] is empty; it needs at least one token id")
-    parsed = [as_int(token_id) for token_id in token_ids]
-    if None in parsed:
-        position = parsed.index(None)
-        raise InvalidInput(
-            f"token id {short_repr(token_ids[position])} at position {position} of the prompt must be an integer"
-        )
-    return parsed  # type: ignore[return-value]
 
 
 class InputProcessor:
@@ -132,6 +46,7 @@ class InputProcessor:
         num_blocks: blocks the whole KV cache holds.
         block_size: tokens a block.
         engine_seed: requests without a seed derive theirs from it.
+        logprobs_mode: of requests that do not choose their own.
     """
 
     def __init__(
@@ -143,12 +58,15 @@ class InputProcessor:
         num_blocks: int,
         block_size: int,
         engine_seed: int,
+        logprobs_mode: str = "raw_logprobs",
     ) -> None:
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
         self._num_blocks = num_blocks
         self._block_size = block_size
         self._engine_seed = engine_seed
+        self._logprobs_mode = logprobs_mode
+        self._hidden_size = model.hidden_size
         # Ids that only one of the two knows have no text or no embedding.
         self._vocab_size = min(tokenizer.vocab_size, model.vocab_size)
         self._eos_token_ids = sorted({*model.eos_token_ids, *tokenizer.eos_token_ids})
@@ -163,29 +81,36 @@ class InputProcessor:
     def process(
         self, request_id: str, prompt: Prompt, params: SamplingParams | None = None, priority: int = 0
     ) -> tuple[EngineCoreRequest, str | None]:
-        """The request for the core, and the prompt's text (None if the prompt was token ids).
+        """The request for the core, and the prompt's text (None if the prompt was no text).
 
         Raises:
             InvalidInput: anything about the request is refused; nothing has changed then.
         """
-        _parse_text("request_id", request_id)
-        parsed = _parse_prompt(prompt)
-        token_ids = self._tokenize(parsed)
+        parse_text("request_id", request_id)
+        parsed = parse_prompt(prompt)
+        embeds = None if parsed.embeds is None else pack_embeds(parsed.embeds, self._hidden_size)
+        token_ids = self._tokenize(parsed) if embeds is None else [0] * embeds.shape[0]
         self._check_length(len(token_ids))
-        params = self._resolve_params(params, len(token_ids))
+        given = self._check_params(params, has_embeds=embeds is not None)
+        resolved = self._resolve_params(given, len(token_ids))
+        eos_token_ids = [] if given.ignore_eos else list(self._eos_token_ids)
         request = EngineCoreRequest(
             request_id=request_id,
             prompt_token_ids=token_ids,
-            sampling_params=params,
-            eos_token_ids=[] if params.ignore_eos else list(self._eos_token_ids),
+            sampling_params=resolved,
+            eos_token_ids=eos_token_ids,
             arrival_time=time.monotonic(),
             priority=_parse_priority(priority),
             cache_salt=parsed.cache_salt,
+            prompt_embeds=embeds,
+            bad_words_token_ids=self._ban_words(resolved, eos_token_ids),
+            clamps=_clamps(given, resolved),
+            ignored=_ignored(given, has_embeds=embeds is not None),
         )
         self.num_arrivals += 1
         return request, parsed.text
 
-    def _tokenize(self, prompt: _ParsedPrompt) -> list[int]:
+    def _tokenize(self, prompt: ParsedPrompt) -> list[int]:
         if prompt.text is None:
             token_ids = prompt.token_ids or []
         else:
@@ -212,12 +137,42 @@ class InputProcessor:
             "shorten it, or raise num_kv_blocks or kv_cache_memory"
         )
 
-    def _resolve_params(self, given: SamplingParams | None, num_prompt_tokens: int) -> SamplingParams:
-        """A validated copy in which nothing is left open. The user's object stays as it is."""
+    def _check_params(self, given: SamplingParams | None, has_embeds: bool) -> SamplingParams:
+        """A validated copy of what the user gave. The user's object stays as it is."""
         if given is not None and not isinstance(given, SamplingParams):
             raise InvalidInput(f"params={given!r} is a {type(given).__name__}; it must be a SamplingParams")
         params = (self._defaults if given is None else given).clone()
-        self._check_vocabulary(params)
+        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+            self._check_ids(name, getattr(params, name) or ())
+        for name in ("logprobs", "prompt_logprobs"):
+            number = getattr(params, name)
+            if number is not None and number > self._vocab_size:
+                raise InvalidInput(
+                    f"{name}={number} is more than the vocabulary of {self._vocab_size} tokens; "
+                    "use -1 for the whole vocabulary"
+                )
+        if has_embeds and params.prompt_logprobs is not None:
+            raise InvalidInput(
+                f"prompt_logprobs={params.prompt_logprobs} needs the tokens of the prompt, but it was given as "
+                "embeddings; leave it out or give token ids"
+            )
+        if params.logits_processors:
+            from octavo.sampling.logits_processors import load_logits_processor  # brings torch
+
+            for path in params.logits_processors:
+                load_logits_processor(path)
+        return params
+
+    def _check_ids(self, name: str, token_ids: Iterable[int]) -> None:
+        for token_id in token_ids:
+            if token_id >= self._vocab_size:
+                raise InvalidInput(
+                    f"{name} holds {token_id}, outside the vocabulary of {self._vocab_size} tokens; "
+                    f"ids must be between 0 and {self._vocab_size - 1}"
+                )
+
+    def _resolve_params(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
+        """A copy in which nothing is left open and every limit fits."""
         room = min(self._max_model_len, self._num_blocks * self._block_size) - num_prompt_tokens
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         return msgspec.structs.replace(
@@ -226,25 +181,69 @@ class InputProcessor:
             min_tokens=min(params.min_tokens, max_tokens),
             top_k=min(params.top_k, self._vocab_size),
             seed=self._derive_seed() if params.seed is None else params.seed,
+            logprobs_mode=params.logprobs_mode or self._logprobs_mode,
         )
 
-    def _check_vocabulary(self, params: SamplingParams) -> None:
-        for token_id in params.stop_token_ids or ():
-            if token_id >= self._vocab_size:
-                raise InvalidInput(
-                    f"stop_token_ids holds {token_id}, outside the vocabulary of {self._vocab_size} tokens; "
-                    f"ids must be between 0 and {self._vocab_size - 1}"
-                )
-        if params.logprobs is not None and params.logprobs > self._vocab_size:
-            raise InvalidInput(
-                f"logprobs={params.logprobs} is more than the vocabulary of {self._vocab_size} tokens; "
-                "use -1 for the whole vocabulary"
-            )
+    def _ban_words(self, params: SamplingParams, eos_token_ids: list[int]) -> list[list[int]]:
+        """The sequences that `bad_words` ban, after a check that they leave something."""
+        banned = bad_words_token_ids(self._tokenizer, params.bad_words) if params.bad_words else []
+        self._check_ids("bad_words", (token_id for sequence in banned for token_id in sequence))
+        if params.allowed_token_ids is not None:
+            ends = {*eos_token_ids, *(params.stop_token_ids or ())}
+            check_some_token_remains(params.allowed_token_ids, ends, params.min_tokens, banned)
+        return banned
 
     def _derive_seed(self) -> int:
         """63 bits that depend on the engine's seed and the arrival number only."""
         digest = hashlib.sha256(f"{self._engine_seed}/{self.num_arrivals}".encode()).digest()
         return int.from_bytes(digest[:8], "big") >> 1
+
+
+def _clamps(given: SamplingParams, resolved: SamplingParams) -> list[str]:
+    """Receipt: what was lowered to what is possible."""
+    reasons = {"max_tokens": "room left", "min_tokens": "max_tokens", "top_k": "vocabulary"}
+    return [
+        f"{name} {getattr(given, name)} -> {getattr(resolved, name)} ({reason})"
+        for name, reason in reasons.items()
+        if getattr(given, name) is not None and getattr(given, name) != getattr(resolved, name)
+    ]
+
+
+def _ignored(params: SamplingParams, has_embeds: bool) -> list[str]:
+    """Receipt: fields that were given and change nothing, each with its reason."""
+    greedy = "temperature=0 takes the most probable token"
+    no_text = "detokenize=False makes no text"
+    no_logprobs = params.logprobs is None and params.prompt_logprobs is None
+    rules = [
+        *((name, params.is_greedy, greedy) for name in ("top_p", "top_k", "min_p", "seed")),
+        *((name, not params.detokenize, no_text) for name in _TEXT_FIELDS),
+        (
+            "spaces_between_special_tokens",
+            params.detokenize and params.skip_special_tokens,
+            "skip_special_tokens=True shows none",
+        ),
+        ("logprobs_mode", no_logprobs, "no logprobs were asked for"),
+        ("extra_args", not params.logits_processors, "only logits_processors read them"),
+        ("repetition_penalty", has_embeds, "of a prompt given as embeddings no token is known, only the output counts"),
+    ]
+    return [f"{name}={getattr(params, name)!r}: {reason}" for name, applies, reason in rules
+            if applies and getattr(params, name) not in _OFF[name]]  # fmt: skip
+
+
+_TEXT_FIELDS = ("skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output")
+_OFF: dict[str, tuple[object, ...]] = {
+    "top_p": (1.0,),
+    "top_k": (0, -1),
+    "min_p": (0.0,),
+    "seed": (None,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "logprobs_mode": (None,),
+    "extra_args": (None,),
+    "repetition_penalty": (1.0,),
+}
+"""For each field that the receipt can name the values that ask for nothing."""
 
 
 def _parse_priority(priority: object) -> int:

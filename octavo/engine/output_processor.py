@@ -1,15 +1,14 @@
 """OutputProcessor: what the core computed, turned into what users read.
 
-Owns one state a live request: its detokenizer, its tokens and log-probabilities so far. Touches the tokenizer only.
-What holds: text, token ids and log-probabilities of a request end at the token that completed its stop string, whatever
-the core had computed beyond; and no list handed out is changed afterwards.
+Owns one state a live request, with one state a sample in it. Touches the tokenizer only.
+What holds: a request's outputs depend on its own tokens alone, and it ends here exactly once.
 """
 
 from collections.abc import Iterable
 
-from octavo.engine.detokenizer import IncrementalDetokenizer
+from octavo.engine.sample_state import DecodedTokens, SampleState, read_logprobs
 from octavo.errors import InvalidInput
-from octavo.protocol.messages import EngineCoreOutput, EngineCoreRequest, FinishReason, RequestTimings, TokenLogprobs
+from octavo.protocol.messages import EngineCoreOutput, EngineCoreRequest, TokenLogprobs, sample_request_ids
 from octavo.protocol.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from octavo.protocol.sampling_params import RequestOutputKind
 from octavo.tokenization.tokenizer import Tokenizer
@@ -24,172 +23,178 @@ class OutputProcessor:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._decoded = _DecodedTokens(tokenizer)
+        self._decoded = DecodedTokens(tokenizer)
         self._requests: dict[str, _RequestState] = {}
+        self._samples: dict[str, tuple[_RequestState, SampleState]] = {}
+        """By the id under which the core knows them; as long as their request lives."""
 
     def add_request(self, request: EngineCoreRequest, prompt: str | None) -> None:
         """Follow a request that the core has accepted. `prompt` is its text, if it came as text.
 
         Raises:
-            InvalidInput: a live request has this id.
+            InvalidInput: see `check_ids`.
         """
-        if request.request_id in self._requests:
-            raise InvalidInput(
-                f"request_id={request.request_id!r} belongs to a request that has not ended; use another"
-            )
-        self._requests[request.request_id] = _RequestState(request, prompt, self._tokenizer, self._decoded)
+        self.check_ids(request)
+        state = _RequestState(request, prompt, self._tokenizer, self._decoded)
+        self._requests[request.request_id] = state
+        for sample_id, sample in state.samples.items():
+            self._samples[sample_id] = (state, sample)
+
+    def check_ids(self, request: EngineCoreRequest) -> None:
+        """Whether the request's id and those of its samples are free.
+
+        Raises:
+            InvalidInput: a live request, or a sample of one, has such an id.
+        """
+        for request_id in (request.request_id, *sample_request_ids(request.request_id, request.sampling_params.n)):
+            if self.is_live(request_id):
+                raise InvalidInput(
+                    f"request_id={request.request_id!r} needs the id {request_id!r}, which belongs to a request that "
+                    "has not ended; use another"
+                )
 
     def process(self, outputs: Iterable[EngineCoreOutput]) -> tuple[list[RequestOutput], list[str]]:
-        """Take in one step. Outputs of requests that have ended here are ignored.
+        """Take in one step. Outputs of requests and samples that have ended here are ignored.
 
         Returns:
-            What to hand to users now, and the ids of requests ended by a stop string: the core does not know of it, so
-            the caller must abort them there.
+            What to hand to users now, at most one output a request; and the ids (of samples, if n > 1) that a stop
+            ended here: the core does not know of it, so the caller must abort them there.
         """
-        request_outputs = []
+        touched: dict[str, _RequestState] = {}
         stopped = []
         for output in outputs:
-            state = self._requests.get(output.request_id)
-            if state is None:
+            state, sample = self._samples.get(output.request_id, (None, None))
+            if state is None or sample is None or sample.finish_reason is not None:
                 continue
-            state.append(output)
-            if state.finish_reason is not None:
-                del self._requests[output.request_id]
-                if output.finish_reason is None:
-                    stopped.append(output.request_id)
-            if (request_output := state.take_output()) is not None:
-                request_outputs.append(request_output)
-        return request_outputs, stopped
+            state.append(sample, output)
+            touched[state.request_id] = state
+            if sample.finish_reason is not None and output.finish_reason is None:
+                stopped.append(output.request_id)
+        return self._take_outputs(touched.values()), stopped
 
     def abort(self, request_ids: Iterable[str]) -> list[RequestOutput]:
-        """End requests here; each gets its last output, with finish_reason "abort". Unknown ids are ignored."""
-        aborted = []
+        """End requests here, or single samples by their own ids. Unknown ids are ignored.
+
+        Each request gets an output. Samples that had not ended have the finish_reason "abort" in it.
+        """
+        touched: dict[str, _RequestState] = {}
         for request_id in request_ids:
-            state = self._requests.pop(request_id, None)
-            if state is not None:
-                state.finish_reason = FinishReason.ABORT
-                aborted.append(state.take_output())
-        return [output for output in aborted if output is not None]
+            if request_id in self._requests:
+                state = self._requests[request_id]
+                samples = list(state.samples.values())
+            elif request_id in self._samples:
+                state, sample = self._samples[request_id]
+                samples = [sample]
+            else:
+                continue
+            for sample in samples:
+                if sample.finish_reason is None:
+                    sample.abort()
+                    touched[state.request_id] = state
+        return self._take_outputs(touched.values())
 
     def is_live(self, request_id: str) -> bool:
-        """Whether a request of this id has not ended yet."""
-        return request_id in self._requests
+        """Whether a request of this id, or one with a sample of this id, has not ended yet."""
+        return request_id in self._requests or request_id in self._samples
 
     def has_unfinished_requests(self) -> bool:
         return bool(self._requests)
 
-
-class _DecodedTokens(dict[int, str]):
-    """Text of single tokens. Filled when asked: `logprobs=-1` asks for the whole vocabulary at every position."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-
-    def __missing__(self, token_id: int) -> str:
-        text = self[token_id] = self._tokenizer.decode_token(token_id)
-        return text
+    def _take_outputs(self, states: Iterable["_RequestState"]) -> list[RequestOutput]:
+        outputs = []
+        for state in states:
+            if state.finished:
+                del self._requests[state.request_id]
+                for sample_id in state.samples:
+                    del self._samples[sample_id]
+            if (output := state.take_output()) is not None:
+                outputs.append(output)
+        return outputs
 
 
 class _RequestState:
-    """One live request: everything generated so far, and how much of it has been handed out."""
+    """One live request: its samples, and what they have in common."""
 
     def __init__(
-        self, request: EngineCoreRequest, prompt: str | None, tokenizer: Tokenizer, decoded: _DecodedTokens
+        self, request: EngineCoreRequest, prompt: str | None, tokenizer: Tokenizer, decoded: DecodedTokens
     ) -> None:
         params = request.sampling_params
-        self.finish_reason: FinishReason | None = None
-        self._stop_reason: int | str | None = None
-        self._request_id = request.request_id
+        self.request_id = request.request_id
+        self._decoded = decoded if params.detokenize else None
+        self.samples = {
+            sample_id: SampleState(request, index, tokenizer, self._decoded)
+            for index, sample_id in enumerate(sample_request_ids(request.request_id, params.n))
+        }
+        """By the id under which the core knows them, in order."""
+        self._first_sample = next(iter(self.samples.values()))
         self._prompt = prompt
         self._prompt_token_ids = list(request.prompt_token_ids)
         self._kind = params.output_kind
-        self._detokenizer = (
-            IncrementalDetokenizer(tokenizer, request.prompt_token_ids, params) if params.detokenize else None
-        )
-        self._decoded = decoded
-        self._token_ids: list[int] = []
-        self._logprobs: list[dict[int, Logprob]] | None = None if params.logprobs is None else []
-        self._cumulative_logprob = 0.0
-        self._num_emitted = 0
-        self._num_cached_tokens = 0
-        self._num_preemptions = 0
-        self._timings = RequestTimings(arrival=request.arrival_time)
+        self._wants_prompt_logprobs = params.prompt_logprobs is not None
+        self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+        self._clamps, self._ignored = list(request.clamps), list(request.ignored)
 
-    def append(self, output: EngineCoreOutput) -> None:
-        """Take in what one step added, up to the token that completes a stop string."""
-        self._timings = output.timings
-        self._num_preemptions = output.num_preemptions
-        self._num_cached_tokens = output.num_cached_tokens
-        last = len(output.new_token_ids) - 1
-        for index, token_id in enumerate(output.new_token_ids):
-            self._token_ids.append(token_id)
-            if self._logprobs is not None and output.logprobs is not None:
-                self._append_logprobs(self._logprobs, output.logprobs[index])
-            stopped_by_token = output.finish_reason is FinishReason.STOP and index == last
-            if (stop := self._detokenize(token_id, stopped_by_token)) is not None:
-                self.finish_reason, self._stop_reason = FinishReason.STOP, stop
-                return
-        self.finish_reason, self._stop_reason = output.finish_reason, output.stop_reason
+    @property
+    def finished(self) -> bool:
+        return all(sample.finish_reason is not None for sample in self.samples.values())
 
-    def _detokenize(self, token_id: int, stopped_by_token: bool) -> str | None:
-        if self._detokenizer is None:
-            return None
-        return self._detokenizer.update([token_id], stopped_by_token)
+    def append(self, sample: SampleState, output: EngineCoreOutput) -> None:
+        """Take in what one step added to one sample."""
+        if self._wants_prompt_logprobs and sample is self._first_sample and output.new_token_ids:
+            self._wants_prompt_logprobs = False
+            self._prompt_logprobs = self._read_prompt_logprobs(output.prompt_logprobs or [])
+        sample.append(output)
 
-    def _append_logprobs(self, positions: list[dict[int, Logprob]], entry: TokenLogprobs) -> None:
-        decoded = self._decoded if self._detokenizer is not None else None
-        self._cumulative_logprob += entry.logprobs[0]
-        position: dict[int, Logprob] = {}
-        for index, (token_id, logprob) in enumerate(zip(entry.token_ids, entry.logprobs, strict=True)):
-            if token_id not in position:
-                rank = index or entry.sampled_rank
-                position[token_id] = Logprob(logprob, rank, None if decoded is None else decoded[token_id])
-        positions.append(position)
+    def _read_prompt_logprobs(self, entries: list[TokenLogprobs]) -> list[dict[int, Logprob] | None]:
+        return [None, *(read_logprobs(entry, self._decoded) for entry in entries)]
 
     def take_output(self) -> RequestOutput | None:
         """What the request's output kind shows now; None if that is nothing."""
-        finished = self.finish_reason is not None
-        if self._kind is RequestOutputKind.FINAL_ONLY and not finished:
+        completions = self._take_completions()
+        if not completions:
             return None
-        delta = self._kind is RequestOutputKind.DELTA
-        text = "" if self._detokenizer is None else self._detokenizer.next_text(finished, delta)
-        start = self._num_emitted if delta else 0
-        if not finished and self._is_empty(text, delta):
-            return None
-        self._num_emitted = len(self._token_ids)
-        completion = CompletionOutput(
-            index=0,
-            text=text,
-            token_ids=self._token_ids[start:],
-            cumulative_logprob=None if self._logprobs is None else self._cumulative_logprob,
-            logprobs=None if self._logprobs is None else self._logprobs[start:],
-            finish_reason=None if self.finish_reason is None else self.finish_reason.value,
-            stop_reason=self._stop_reason,
-        )
+        prompt_logprobs = self._prompt_logprobs
+        if self._kind is RequestOutputKind.DELTA:
+            self._prompt_logprobs = None
         return RequestOutput(
-            request_id=self._request_id,
+            request_id=self.request_id,
             prompt=self._prompt,
             prompt_token_ids=self._prompt_token_ids,
-            outputs=[completion],
-            finished=finished,
-            num_cached_tokens=self._num_cached_tokens,
-            metrics=_metrics(self._timings, self._num_preemptions),
+            outputs=completions,
+            finished=self.finished,
+            num_cached_tokens=self._first_sample.num_cached_tokens,
+            metrics=self._metrics(),
+            prompt_logprobs=None if prompt_logprobs is None else list(prompt_logprobs),
         )
 
-    def _is_empty(self, text: str, delta: bool) -> bool:
-        """A delta without text waits for its text (half a character, a possible stop string); its tokens come along."""
-        if delta and self._detokenizer is not None:
-            return not text
-        return len(self._token_ids) == self._num_emitted
+    def _take_completions(self) -> list[CompletionOutput]:
+        samples = self.samples.values()
+        if self._kind is RequestOutputKind.DELTA:
+            return [delta for sample in samples if (delta := sample.take_delta()) is not None]
+        if self._kind is RequestOutputKind.FINAL_ONLY:
+            shows = self.finished
+        else:
+            shows = any(sample.has_news for sample in samples)
+        return [sample.take_all() for sample in samples] if shows else []
+
+    def _metrics(self) -> RequestMetrics:
+        """Of several samples: the first to be scheduled, the first token of all, the last token of all."""
+        timings = [sample.timings for sample in self.samples.values()]
+        scheduled = _earliest(t.scheduled for t in timings)
+        first_token = _earliest(t.first_token for t in timings)
+        return RequestMetrics(
+            queue_time=_span(timings[0].arrival, scheduled),
+            prefill_time=_span(scheduled, first_token),
+            decode_time=_span(first_token, max(t.last_token for t in timings)),
+            num_preemptions=sum(sample.num_preemptions for sample in self.samples.values()),
+            clamps=list(self._clamps),
+            ignored=list(self._ignored),
+        )
 
 
-def _metrics(timings: RequestTimings, num_preemptions: int) -> RequestMetrics:
-    return RequestMetrics(
-        queue_time=_span(timings.arrival, timings.scheduled),
-        prefill_time=_span(timings.scheduled, timings.first_token),
-        decode_time=_span(timings.first_token, timings.last_token),
-        num_preemptions=num_preemptions,
-    )
+def _earliest(times: Iterable[float]) -> float:
+    """The first of the times that have come; 0 if none has."""
+    return min((time for time in times if time), default=0.0)
 
 
 def _span(start: float, end: float) -> float:

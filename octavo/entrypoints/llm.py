@@ -1,10 +1,9 @@
 """LLM: the engine for offline use, in the caller's process."""
 
-import signal
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from types import FrameType, TracebackType
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -13,11 +12,18 @@ from tqdm import tqdm
 from octavo.config.resolve import make_engine_args
 from octavo.engine.input_processor import Prompt, as_prompt_list
 from octavo.engine.llm_engine import LLMEngine
+from octavo.entrypoints.beam_search import beam_search
+from octavo.entrypoints.interrupt import deferred_interrupt
 from octavo.errors import EngineDeadError, InvalidInput
+from octavo.protocol.beam_search import BeamSearchOutput, BeamSearchParams
 from octavo.protocol.messages import EngineCoreRequest
 from octavo.protocol.outputs import RequestOutput
 from octavo.protocol.sampling_params import RequestOutputKind, SamplingParams
+from octavo.tokenization.chat import encode_rendered, render_chat
 from octavo.tokenization.tokenizer import Tokenizer
+
+Conversation = Sequence[Mapping[str, Any]]
+"""Messages: dicts with `role` and `content`."""
 
 
 class LLM:
@@ -66,19 +72,91 @@ class LLM:
         Raises:
             InvalidInput (a ValueError): a prompt or parameter is refused; then nothing has run.
         """
-        engine = self.llm_engine
         requests = self._prepare(as_prompt_list(prompts), sampling_params, priority)
-        mine = {request.request_id for request, _ in requests}
-        with _deferred_interrupt() as interrupted:
-            try:
-                for request, prompt in requests:
-                    engine.submit(request, prompt)
-                finished = self._run(engine, mine, interrupted, use_tqdm)
-            except BaseException:
-                engine.abort_request(list(mine))
-                engine.collect(mine)
-                raise
-        return [finished[request.request_id] for request, _ in requests]
+        return self._compute(requests, use_tqdm)
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        chat_template: str | Path | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        *,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or each of a list of them. `RequestOutput.prompt` is the rendered text.
+
+        Args:
+            messages: [{"role": "user", "content": "Hello"}, ...], or a list of such lists.
+            sampling_params, use_tqdm, priority: as for `generate`.
+            The others: as for `apply_chat_template`.
+
+        Raises:
+            InvalidInput (a ValueError): a message, the template or a parameter is refused; then nothing has run.
+        """
+        conversations = _as_conversations(messages)
+        texts = [
+            self.apply_chat_template(
+                conversation,
+                chat_template=chat_template,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                chat_template_kwargs=chat_template_kwargs,
+            )
+            for conversation in conversations
+        ]
+        prompts: list[Prompt] = [encode_rendered(self.get_tokenizer(), text) for text in texts]
+        requests = self._prepare(prompts, sampling_params, priority)
+        shown = [(request, text) for (request, _), text in zip(requests, texts, strict=True)]
+        return self._compute(shown, use_tqdm)
+
+    def apply_chat_template(
+        self,
+        messages: Conversation,
+        *,
+        chat_template: str | Path | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The text of a conversation as the model was trained to read it; see `octavo.tokenization.chat.render_chat`.
+
+        Its tokens are those of `get_tokenizer().encode(text, add_special_tokens=False)`.
+        """
+        return render_chat(
+            self.get_tokenizer(),
+            messages,
+            chat_template=chat_template,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            chat_template_kwargs=chat_template_kwargs,
+        )
+
+    def beam_search(self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams) -> list[BeamSearchOutput]:
+        """The most probable sequences of each prompt, as far as `params.beam_width` beams find them.
+
+        Raises:
+            InvalidInput (a ValueError): a prompt is refused, or one is given as embeddings; then nothing has run.
+        """
+        requests = self._prepare(as_prompt_list(prompts), SamplingParams(temperature=0), None)
+        if any(request.prompt_embeds is not None for request, _ in requests):
+            raise InvalidInput("beam search needs prompts of tokens, not embeddings")
+        config = self.llm_engine.config
+        return beam_search(
+            lambda token_ids, step: self.generate(token_ids, step, use_tqdm=False),
+            self.get_tokenizer(),
+            frozenset(config.model.eos_token_ids) | frozenset(self.get_tokenizer().eos_token_ids),
+            [request.prompt_token_ids for request, _ in requests],
+            params,
+            min(config.scheduler.max_model_len, config.cache.num_tokens),
+        )
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What `generate` uses without `sampling_params`: the model's generation_config over the usual defaults."""
@@ -129,22 +207,32 @@ class LLM:
             sampling_params = self.get_default_sampling_params()
         params = _one_each("sampling_params", sampling_params, len(prompts))
         priorities = [0] * len(prompts) if priority is None else _one_each("priority", priority, len(prompts))
-        processor = self.llm_engine.input_processor
-        num_arrivals = processor.num_arrivals
-        try:
+        with self.llm_engine.all_or_nothing():
             return [
                 self.llm_engine.prepare(self._new_request_id(), prompt, p, number, RequestOutputKind.FINAL_ONLY)
                 for prompt, p, number in zip(prompts, params, priorities, strict=True)
             ]
-        except BaseException:
-            processor.num_arrivals = num_arrivals  # a refused batch must not shift the random streams of later ones
-            raise
 
     def _new_request_id(self) -> str:
         while True:
             request_id, self._next_request = str(self._next_request), self._next_request + 1
             if not self.llm_engine.is_live(request_id):
                 return request_id
+
+    def _compute(self, requests: list[tuple[EngineCoreRequest, str | None]], use_tqdm: bool) -> list[RequestOutput]:
+        """Queue prepared requests and step until they have finished; whatever goes wrong, they leave nothing behind."""
+        engine = self.llm_engine
+        mine = {request.request_id for request, _ in requests}
+        with deferred_interrupt() as interrupted:
+            try:
+                for request, prompt in requests:
+                    engine.submit(request, prompt)
+                finished = self._run(engine, mine, interrupted, use_tqdm)
+            except BaseException:
+                engine.abort_request(list(mine))
+                engine.collect(mine)
+                raise
+        return [finished[request.request_id] for request, _ in requests]
 
     def _run(
         self, engine: LLMEngine, mine: set[str], interrupted: threading.Event, use_tqdm: bool
@@ -173,28 +261,8 @@ def _one_each(name: str, value: Any, count: int) -> list[Any]:
     return list(value)
 
 
-@contextmanager
-def _deferred_interrupt() -> Iterator[threading.Event]:
-    """Ctrl-C sets the event instead of tearing a step apart; a second one raises at once.
-
-    Only where Python's own handler is in force: a handler of the application is left alone, and so is every thread
-    but the main one, which are not interrupted anyway.
-    """
-    event = threading.Event()
-    if (
-        threading.current_thread() is not threading.main_thread()
-        or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
-    ):
-        yield event
-        return
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        if event.is_set():
-            raise KeyboardInterrupt
-        event.set()
-
-    signal.signal(signal.SIGINT, interrupt)
-    try:
-        yield event
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+def _as_conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
+    """One conversation or a list of them, as a list."""
+    if not isinstance(messages, (list, tuple)) or not messages:
+        raise InvalidInput(f"messages={messages!r} must be a list of messages, or a list of such lists")
+    return [messages] if isinstance(messages[0], Mapping) else list(messages)

@@ -68,9 +68,9 @@ class BlockPool:
         return taken
 
     def touch(self, blocks: Iterable[KVCacheBlock]) -> None:
-        """Add an owner to each of these published blocks."""
+        """Add an owner to each of these blocks, which are published or have an owner."""
         for block in blocks:
-            assert block.content is not None, f"{block} holds nothing that could be shared"
+            assert block.content is not None or block.ref_count > 0, f"{block} holds nothing that could be shared"
             if block.ref_count == 0:
                 self._free.remove(block)
                 self._num_cached -= 1

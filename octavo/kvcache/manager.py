@@ -1,7 +1,9 @@
 """KVCacheManager: the block table of every request that has one, and prefix reuse between them.
 
-Who owns a block when: `allocate` makes the request an owner of each block of its table; `free` ends that. A block is
-published only by `publish`, after its KV has been written, and never changes while it is published.
+Who owns a block when: `allocate` or `fork` makes the request an owner of each block of its table; `free` ends that.
+`hold_prompt` makes the samples of one prompt an owner together; `fork` by the last of them, or `release`, ends that.
+A block is published only by `publish`, after its KV has been written, and never changes while it is published. Neither
+does a block with more than one owner: who would write to it is given a copy (copy-on-write), see `take_block_copies`.
 """
 
 from collections import Counter
@@ -12,6 +14,9 @@ from octavo.config.engine_config import CacheConfig
 from octavo.kvcache.block import KVCacheBlock
 from octavo.kvcache.block_hash import BlockContent, make_content, same_content
 from octavo.kvcache.block_pool import BlockPool
+from octavo.kvcache.extra_keys import extra_keys_of
+from octavo.kvcache.prompt_hold import PromptHold
+from octavo.protocol.messages import PromptEmbeds
 
 
 class CachedRequest(Protocol):
@@ -23,6 +28,8 @@ class CachedRequest(Protocol):
     num_computed_tokens: int
     """Tokens whose KV has been written."""
     cache_salt: str | None
+    prompt_embeds: PromptEmbeds | None
+    """The prompt, if it was given so; `token_ids` begins with as many placeholders."""
     block_contents: list[BlockContent]
     """Of its full blocks, as far as they were needed; kept by the manager."""
 
@@ -49,6 +56,8 @@ class KVCacheManager:
         self.enable_prefix_caching = config.enable_prefix_caching
         self.pool = BlockPool(config.num_blocks, config.enable_prefix_caching, free_order)
         self._tables: dict[str, _BlockTable] = {}
+        self._holds: list[PromptHold] = []
+        self._copies: list[tuple[int, int]] = []
 
     @property
     def num_available(self) -> int:
@@ -134,13 +143,62 @@ class KVCacheManager:
     def free(self, request: CachedRequest) -> None:
         """Give up the request's block table, tail first. Without a table nothing happens."""
         table = self._tables.pop(request.request_id, None)
-        if table is None:
-            return
-        for index in reversed(range(len(table.blocks))):
-            block = table.blocks[index]
-            if block.content is None and index < table.num_published:
-                self.pool.refresh(block, request.block_contents[index])
-            self.pool.free((block,))
+        if table is not None:
+            self._free_blocks(table.blocks, request.block_contents[: table.num_published])
+
+    def hold_prompt(self, request: CachedRequest, num_tokens: int) -> PromptHold:
+        """Keep the blocks of the request's first `num_tokens` tokens, whose KV has been written, for `fork`.
+
+        The request may write on in the last of them only after `detach`.
+        """
+        blocks = self._tables[request.request_id].blocks[: self.num_blocks_for(num_tokens)]
+        self.pool.touch(blocks)
+        hold = PromptHold(blocks, request.block_contents[: num_tokens // self.block_size], num_tokens)
+        self._holds.append(hold)
+        return hold
+
+    def must_detach(self, hold: PromptHold) -> bool:
+        """Whether the hold shares a partly filled block with the request it was taken from, which would write to it."""
+        return hold.num_tokens % self.block_size > 0 and hold.blocks[-1].ref_count > 1
+
+    def detach(self, hold: PromptHold) -> None:
+        """Let the hold have a copy of its last block. Takes one block, which must be available."""
+        hold.blocks[-1] = self._copy(hold.blocks[-1])
+
+    def needs_copy(self, hold: PromptHold, last: bool) -> bool:
+        """Whether `fork` takes a block."""
+        tail = hold.blocks[-1]
+        return not last or tail.ref_count > 1 or tail.content is not None
+
+    def fork(self, hold: PromptHold, request: CachedRequest, last: bool) -> None:
+        """Begin the request's block table with the blocks of `hold`; only their last token is left to compute.
+
+        The block that token is in is copied, unless the hold is its only owner and ends.
+
+        Args:
+            last: the hold ends, and the request takes its place.
+        """
+        assert request.request_id not in self._tables, f"{request.request_id} has a block table already"
+        copy = self.needs_copy(hold, last)
+        if last:
+            self._holds.remove(hold)
+        else:
+            self.pool.touch(hold.blocks)
+        table = self._tables[request.request_id] = _BlockTable(hold.blocks)
+        if copy:
+            table.blocks[-1] = self._copy(table.blocks[-1])
+        request.block_contents = list(hold.contents)
+        table.num_published = min(len(hold.contents), (hold.num_tokens - 1) // self.block_size)
+
+    def release(self, hold: PromptHold) -> None:
+        """End a hold, tail first."""
+        self._holds.remove(hold)
+        self._free_blocks(hold.blocks, hold.contents)
+
+    def take_block_copies(self) -> list[tuple[int, int]]:
+        """(source, target) block ids to copy before the next step computes, since the last call."""
+        copies, self._copies = self._copies, []
+        return copies
 
     def reset_prefix_cache(self) -> bool:
         """Forget every cached block. False, and nothing has changed, while any block is in use."""
@@ -151,39 +209,70 @@ class KVCacheManager:
         in_use = self.pool.num_in_use
         if in_use == 0:
             return 0.0
-        table_entries = sum(len(table.blocks) for table in self._tables.values())
-        # Only full blocks are shared, so every table entry beyond the blocks in use counts a full block once more.
+        # Only full blocks are shared, so every entry beyond the blocks in use counts a full block once more.
+        entries = sum(len(table.blocks) for table in self._tables.values())
         written = sum(request.num_computed_tokens for request in live_requests)
-        return (written - (table_entries - in_use) * self.block_size) / (in_use * self.block_size)
+        for hold in self._holds:
+            entries += len(hold.blocks)
+            written += hold.num_tokens
+            if self.must_detach(hold):
+                entries -= 1
+                written -= hold.num_tokens % self.block_size
+        return (written - (entries - in_use) * self.block_size) / (in_use * self.block_size)
 
-    def audit(self, live_requests: Iterable[CachedRequest]) -> None:
-        """Check that every reference count is explained by the block table of a live request.
+    def audit(self, live_requests: Iterable[CachedRequest], holds: Sequence[PromptHold] = ()) -> None:
+        """Check that every reference count is explained by the block table of a live request or by a hold.
 
         Args:
             live_requests: those that should have a block table, and no others.
+            holds: those that should exist, and no others.
 
         Raises:
             AssertionError: naming the block, request or count that is off.
         """
         live = {request.request_id: request for request in live_requests}
         assert live.keys() == self._tables.keys(), f"block tables of {set(self._tables)}, but {set(live)} are live"
-        for request_id, table in self._tables.items():
-            slots = len(table.blocks) * self.block_size
-            computed = live[request_id].num_computed_tokens
-            assert computed <= slots, f"{request_id} has {computed} computed tokens in {slots} slots"
-            ids = [block.block_id for block in table.blocks]
-            assert len(ids) == len(set(ids)), f"{request_id} holds a block twice: {ids}"
+        assert set(map(id, holds)) == set(map(id, self._holds)), f"{len(self._holds)} holds, {len(holds)} are known"
         refs = Counter(block.block_id for table in self._tables.values() for block in table.blocks)
+        refs.update(block.block_id for hold in self._holds for block in hold.blocks)
+        for request_id, table in self._tables.items():
+            self._audit_table(table, live[request_id])
         self.pool.audit(refs)
+
+    def _audit_table(self, table: _BlockTable, request: CachedRequest) -> None:
+        name, computed = request.request_id, request.num_computed_tokens
+        slots = len(table.blocks) * self.block_size
+        assert computed <= slots, f"{name} has {computed} computed tokens in {slots} slots"
+        ids = [block.block_id for block in table.blocks]
+        assert len(ids) == len(set(ids)), f"{name} holds a block twice: {ids}"
+        tails = {hold.blocks[-1].block_id for hold in self._holds if self.must_detach(hold)}
+        for block in table.blocks[computed // self.block_size :]:
+            own = block.ref_count - (block.block_id in tails)
+            assert own == 1 and block.content is None, f"{name} will write to {block}"
+
+    def _copy(self, block: KVCacheBlock) -> KVCacheBlock:
+        """A block of one owner's own, in the place of `block`, of which it ceases to be an owner."""
+        (copy,) = self.pool.allocate(1)
+        self._copies.append((block.block_id, copy.block_id))
+        self.pool.free((block,))
+        return copy
+
+    def _free_blocks(self, blocks: list[KVCacheBlock], contents: Sequence[BlockContent]) -> None:
+        """Cease to be an owner of `blocks`, tail first. `contents`: of those that have been offered to the cache."""
+        for index in reversed(range(len(blocks))):
+            block = blocks[index]
+            if block.content is None and index < len(contents):
+                self.pool.refresh(block, contents[index])
+            self.pool.free((block,))
 
     def _contents(self, request: CachedRequest, num_blocks: int) -> list[BlockContent]:
         """The request's contents, extended to at least `num_blocks`."""
         contents = request.block_contents
-        extra_keys = () if request.cache_salt is None else ("cache_salt", request.cache_salt)
         for index in range(len(contents), num_blocks):
-            start = index * self.block_size
+            start, end = index * self.block_size, (index + 1) * self.block_size
             parent = contents[-1] if contents else None
-            contents.append(make_content(parent, request.token_ids[start : start + self.block_size], extra_keys))
+            keys = extra_keys_of(request.cache_salt, request.prompt_embeds, start, end)
+            contents.append(make_content(parent, request.token_ids[start:end], keys))
         return contents
 
 

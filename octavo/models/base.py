@@ -38,8 +38,12 @@ class CausalLM(ABC):
         """What each attention layer of this process keeps, in the order of `ForwardContext.kv_caches`."""
 
     @abstractmethod
-    def forward(self, input_ids: Tensor, ctx: ForwardContext) -> Tensor:
-        """input_ids [T] int64 -> hidden states [T, hidden]; the KV of these tokens is written on the way."""
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """input_ids [T] int64 -> [T, hidden] in the model's dtype, in memory of the caller's own."""
+
+    @abstractmethod
+    def forward(self, x: Tensor, ctx: ForwardContext) -> Tensor:
+        """x [T, hidden], what `embed` gives -> hidden states [T, hidden]; the KV of these tokens is written."""
 
     @abstractmethod
     def compute_logits(self, hidden: Tensor) -> Tensor:

@@ -122,8 +122,10 @@ class LlamaForCausalLM(CausalLM):
         spec = KVCacheSpec(num_kv_heads=num_kv_heads, head_dim_k=head_dim, head_dim_v=head_dim, dtype=kv_dtype)
         return [spec] * self.config.num_layers
 
-    def forward(self, input_ids: Tensor, ctx: ForwardContext) -> Tensor:
-        x = self.embed_tokens(input_ids)
+    def embed(self, input_ids: Tensor) -> Tensor:
+        return self.embed_tokens(input_ids)
+
+    def forward(self, x: Tensor, ctx: ForwardContext) -> Tensor:
         residual = torch.zeros_like(x)
         for layer in self.layers:
             x, residual = layer(x, residual, ctx)

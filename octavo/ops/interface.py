@@ -153,6 +153,14 @@ class Platform(ABC):
         top-p, then min-p; the draw inverts the cumulative distribution, in token-id order, at `uniform`.
         """
 
+    @abstractmethod
+    def process_logits(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
+        """The logits [R, V] float64 whose softmax `sample` draws from; `logits` [R, V] float32 is left as it is.
+
+        Divided by the temperature; -inf for what the filters leave out. A greedy row counts as temperature 1. A token
+        that `sample` may return is finite.
+        """
+
 
 DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,

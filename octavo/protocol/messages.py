@@ -46,6 +46,9 @@ class EngineCoreRequest(msgspec.Struct, kw_only=True):
     prompt_embeds: PromptEmbeds | None = None
     bad_words_token_ids: list[list[int]] = []
     """The token sequences that `bad_words` stand for: the last id of one may not follow the others."""
+    clamps: list[str] = []
+    """Receipt, see `octavo.protocol.outputs.RequestMetrics`."""
+    ignored: list[str] = []
 
 
 class TokenLogprobs(msgspec.Struct):
@@ -79,6 +82,8 @@ class EngineCoreOutput(msgspec.Struct, kw_only=True):
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
     """The id out of `stop_token_ids` that ended the request."""
+    error: str | None = None
+    """Why the request was ended if it could not go on, through its own fault. Then `finish_reason` is ABORT."""
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     timings: RequestTimings

@@ -20,15 +20,17 @@ class CompletionOutput:
     index: int
     text: str
     token_ids: list[int]
-    """Includes the token that ended the sequence; the text does not show that one."""
+    """Includes the token that ended the sequence; the text does not show that one, unless asked for with
+    `include_stop_str_in_output`."""
     cumulative_logprob: float | None = None
-    """Sum of the sampled tokens' log-probabilities; None unless `logprobs` was asked for."""
+    """Sum of the sampled tokens' `logprobs`; None unless these were asked for."""
     logprobs: list[dict[int, Logprob]] | None = None
     """One dict a token: the sampled token first, then the most probable ones in order."""
     finish_reason: str | None = None
     """None while running, then "stop", "length" or "abort"."""
     stop_reason: int | str | None = None
-    """The stop string or stop token id that ended the sequence; None for an end-of-sequence token."""
+    """The stop string, pattern of `stop_regex` or stop token id that ended the sequence; None for an end-of-sequence
+    token. Of a sequence that was aborted because it could not go on: why."""
 
     def finished(self) -> bool:
         return self.finish_reason is not None
@@ -58,12 +60,15 @@ class RequestOutput:
 
     request_id: str
     prompt: str | None
-    """None when the prompt was given as token ids."""
+    """None when the prompt was given as token ids or embeddings."""
     prompt_token_ids: list[int]
+    """Of a prompt given as embeddings: one 0 a row."""
     outputs: list[CompletionOutput]
+    """The samples in order of their index: all n, but of a stream of deltas only those with something new."""
     finished: bool
+    """Nothing more comes of any sample."""
     num_cached_tokens: int = 0
     """Prompt tokens found in the prefix cache at the request's first admission."""
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
-    """One dict a prompt token, the first None: nothing predicts it."""
+    """One dict a prompt token, the first None: nothing predicts it. A stream of deltas brings them once."""

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import msgspec
+import regex
 
 from octavo.errors import InvalidInput
 from octavo.protocol.checks import as_int, is_encodable
@@ -67,11 +68,12 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     frequency_penalty: float = 0.0
     """Taken off a token's logit for each time the output holds it. -2..2."""
     repetition_penalty: float = 1.0
-    """Divides positive, multiplies negative logits of tokens that prompt or output hold (Keskar et al. 2019). > 0."""
+    """Divides positive, multiplies negative logits of tokens in prompt or output (Keskar et al. 2019). 1: off."""
     logit_bias: dict[int, float] | None = None
     """Added to the logits of these token ids, -100..100 each. Keys may be given as strings."""
     bad_words: list[str] | None = None
-    """Texts that are not generated, at the start of a word and inside a text."""
+    """Texts that are not generated, at the start of a word and inside a text. Only the tokens that the tokenizer makes
+    of each are banned: the same letters out of other tokens may still come."""
     allowed_token_ids: list[int] | None = None
     """Only these token ids are generated."""
     include_stop_str_in_output: bool = False
@@ -82,9 +84,11 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What `logprobs` are: raw_logprobs, processed_logprobs (after everything that changes the distribution),
     raw_logits or processed_logits. None: the engine's `logprobs_mode`."""
     spaces_between_special_tokens: bool = True
-    """Keep the tokenizer's spaces between special tokens when these are shown."""
+    """Keep the spaces that some tokenizers put between special tokens when these are shown."""
     stop_regex: str | list[str] | None = None
-    """Regular expressions whose match ends the request, as a stop string does."""
+    """Regular expressions whose match ends the request, as a stop string does. Each is searched in the text so far
+    after every token, so an assertion about what follows sees the end of the text. A match longer than 8,192 characters
+    is not found. Syntax: Python's, see the `regex` package."""
     logits_processors: list[str] | None = None
     """Classes that change the logits, as "package.module:Class" or the class itself; see
     `octavo.sampling.logits_processors`."""
@@ -126,46 +130,33 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         self.n = _integer("n", self.n, 1, MAX_N)
         self.presence_penalty = _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         self.frequency_penalty = _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        self.repetition_penalty = _number("repetition_penalty", self.repetition_penalty, 0.0, math.inf)
-        if self.repetition_penalty == 0.0:
-            raise InvalidInput("repetition_penalty=0.0 must be more than 0; 1 is off")
+        self.repetition_penalty = _number("repetition_penalty", self.repetition_penalty, *_REPETITION_PENALTY_RANGE)
         if self.prompt_logprobs is not None:
             self.prompt_logprobs = _integer("prompt_logprobs", self.prompt_logprobs, -1, None)
-        if self.logprobs_mode is not None and self.logprobs_mode not in LOGPROBS_MODES:
-            raise InvalidInput(f"logprobs_mode={self.logprobs_mode!r} must be one of {', '.join(LOGPROBS_MODES)}")
+        modes = LOGPROBS_MODES
+        if self.logprobs_mode is not None and not (isinstance(self.logprobs_mode, str) and self.logprobs_mode in modes):
+            raise InvalidInput(f"logprobs_mode={self.logprobs_mode!r} must be one of {', '.join(modes)}")
         self.logit_bias = _logit_bias(self.logit_bias)
-        self.bad_words = _items("bad_words", self.bad_words, "a list of strings") or None
-        if not all(isinstance(word, str) and word and is_encodable(word) for word in self.bad_words or ()):
-            raise InvalidInput(f"bad_words={self.bad_words!r} must be non-empty strings")
+        self.bad_words = _texts("bad_words", _items("bad_words", self.bad_words, "a list of strings")) or None
         if self.allowed_token_ids is not None:
             token_ids = _items("allowed_token_ids", self.allowed_token_ids, "a list of token ids")
             if not token_ids:
                 raise InvalidInput("allowed_token_ids=[] allows nothing; leave it out or name at least one id")
             self.allowed_token_ids = [_integer("allowed_token_ids", token_id, 0, None) for token_id in token_ids]
-        self.logits_processors = [_class_path(entry) for entry in _items(
-            "logits_processors", self.logits_processors, "a list of classes")] or None  # fmt: skip
-        if self.extra_args is not None and not isinstance(self.extra_args, dict):
-            raise InvalidInput(f"extra_args={self.extra_args!r} must be a dict")
+        processors = _items("logits_processors", self.logits_processors, "a list of classes")
+        self.logits_processors = [_class_path(entry) for entry in processors] or None
+        self.extra_args = _extra_args(self.extra_args)
 
     def _validate_stops(self) -> None:
-        stop = [self.stop] if isinstance(self.stop, str) else _items("stop", self.stop, "a string or a list of strings")
-        if not all(isinstance(s, str) and s for s in stop):
-            raise InvalidInput(f"stop={self.stop!r} must be non-empty strings")
-        for text in stop:
-            if not is_encodable(text):
-                raise InvalidInput(f"stop={self.stop!r} holds a lone surrogate, which is no character; remove it")
-        if stop and not self.detokenize:
-            raise InvalidInput(f"stop={self.stop!r} needs text, but detokenize=False; use stop_token_ids instead")
-        self.stop = stop
-        regexes = self.stop_regex
-        self.stop_regex = [regexes] if isinstance(regexes, str) else _items("stop_regex", regexes, "a string or a list")
-        for regex in self.stop_regex:
-            try:
-                re.compile(regex)
-            except (TypeError, re.error) as error:
-                raise InvalidInput(f"stop_regex={regex!r} is no regular expression: {error}") from None
-        if self.stop_regex and not self.detokenize:
-            raise InvalidInput(f"stop_regex={regexes!r} needs text, but detokenize=False")
+        self.stop = _texts("stop", _one_or_more("stop", self.stop))
+        self.stop_regex = _texts("stop_regex", _one_or_more("stop_regex", self.stop_regex))
+        for pattern in self.stop_regex:
+            _check_regex(pattern)
+        for name in ("stop", "stop_regex"):
+            if getattr(self, name) and not self.detokenize:
+                raise InvalidInput(
+                    f"{name}={getattr(self, name)!r} needs text, but detokenize=False; use stop_token_ids instead"
+                )
         token_ids = _items("stop_token_ids", self.stop_token_ids, "a list of token ids")
         self.stop_token_ids = [_integer("stop_token_ids", token_id, 0, None) for token_id in token_ids]
 
@@ -181,9 +172,32 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
 MAX_N = 16384
 """Samples of one request at most."""
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
+_REPETITION_PENALTY_RANGE = (1e-6, 1e6)
+"""Beyond it logits are no longer finite in 32 bits."""
 _FLAGS = (
     "ignore_eos", "detokenize", "skip_special_tokens", "include_stop_str_in_output", "spaces_between_special_tokens",
 )  # fmt: skip
+
+
+def _texts(name: str, values: list[Any]) -> list[str]:
+    """Non-empty strings of real characters."""
+    for value in values:
+        if not isinstance(value, str) or not value:
+            raise InvalidInput(f"{name}={values!r} must be non-empty strings")
+        if not is_encodable(value):
+            raise InvalidInput(f"{name}={values!r} holds a lone surrogate, which is no character; remove it")
+    return values
+
+
+def _check_regex(pattern: str) -> None:
+    try:
+        compiled = regex.compile(pattern)
+    except (regex.error, RecursionError, OverflowError) as error:
+        raise InvalidInput(f"stop_regex={pattern!r} is no regular expression: {error}") from None
+    if compiled.flags & regex.REVERSE:
+        raise InvalidInput(f"stop_regex={pattern!r} searches backwards; leave out the flag (?r)")
+    if compiled.search("") is not None:
+        raise InvalidInput(f"stop_regex={pattern!r} matches the empty text, so it would end every request at once")
 
 
 def _logit_bias(value: object) -> dict[int, float] | None:
@@ -192,12 +206,27 @@ def _logit_bias(value: object) -> dict[int, float] | None:
         return None
     if not isinstance(value, dict):
         raise InvalidInput(f"logit_bias={value!r} must be a dict of token ids and numbers")
-    biases = {}
+    biases: dict[int, float] = {}
     for key, bias in value.items():
-        digits = isinstance(key, str) and key.strip().lstrip("+-").isdecimal()
-        token_id = int(key) if digits else key
-        biases[_integer("logit_bias", token_id, 0, None)] = _number(f"logit_bias[{key!r}]", bias, -100.0, 100.0)
+        written = isinstance(key, str) and re.fullmatch(r"\s*-?[0-9]{1,20}\s*", key)
+        token_id = _integer("logit_bias", int(key) if written else key, 0, None)
+        if token_id in biases:
+            raise InvalidInput(f"logit_bias={value!r} names token {token_id} twice; name it once")
+        biases[token_id] = _number(f"logit_bias[{key!r}]", bias, -100.0, 100.0)
     return biases or None
+
+
+def _extra_args(value: object) -> dict[str, Any] | None:
+    """A copy in the form in which it reaches the logits processors: plain data, as msgpack carries it."""
+    if value is None:
+        return None
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise InvalidInput(f"extra_args={value!r} must be a dict with strings as keys")
+    try:
+        copy: dict[str, Any] = msgspec.msgpack.decode(msgspec.msgpack.encode(value))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidInput(f"extra_args={value!r} must be plain data (numbers, texts, lists, dicts): {error}") from None
+    return copy or None
 
 
 def _class_path(entry: object) -> str:
@@ -226,6 +255,10 @@ def _integer(name: str, value: object, low: int, high: int | None) -> int:
         limit = f"an integer >= {low}" if high is None else f"an integer between {low} and {high}"
         raise InvalidInput(f"{name}={value!r} must be {limit}")
     return number
+
+
+def _one_or_more(name: str, value: object) -> list[Any]:
+    return [value] if isinstance(value, str) else _items(name, value, "a string or a list of strings")
 
 
 def _items(name: str, value: object, form: str) -> list[Any]:

@@ -62,4 +62,7 @@ class ModelRunnerOutput(msgspec.Struct, kw_only=True):
     prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
     """Only for requests that asked: entries for the prompt tokens at num_computed + 1 .. num_computed + num_scheduled,
     as far as they belong to the prompt, predicted by this step's tokens."""
+    failed: dict[str, str] = {}
+    """Requests of this step that cannot go on, through their own fault (a logits processor that raises, masks that
+    leave no token), and why. They sampled nothing, whether a token was due or not; the others are not touched."""
     version: int = PROTOCOL_VERSION

@@ -1,4 +1,4 @@
-"""Log-probabilities of sampled tokens and of the most probable ones."""
+"""Log-probabilities, or logits, of one token a row and of the top ones."""
 
 import torch
 from torch import Tensor
@@ -6,23 +6,29 @@ from torch import Tensor
 from octavo.protocol.messages import TokenLogprobs
 
 
-def gather_logprobs(logits: Tensor, token_ids: Tensor, num_logprobs: list[int]) -> list[TokenLogprobs]:
-    """For each row of logits [R, V] float32: the sampled token of token_ids [R], then the num_logprobs[r] top ones.
+def gather_logprobs(
+    logits: Tensor, token_ids: Tensor, num_logprobs: list[int], normalize: Tensor | None = None
+) -> list[TokenLogprobs]:
+    """For each row of logits [R, V]: the token of token_ids [R] first, then the num_logprobs[r] top ones.
 
     -1 stands for all V tokens. Equal logits rank in token-id order. Each row depends on its own row only.
+    normalize [R] bool: whether a row's values are log-probabilities or the logits as they are. Default: all True.
     """
-    logprobs = logits.log_softmax(dim=-1)
-    sampled = logprobs.gather(1, token_ids.unsqueeze(1))
+    values = logits.log_softmax(dim=-1)
+    if normalize is not None and not bool(normalize.all()):
+        values = torch.where(normalize.unsqueeze(1), values, logits)
+    own = logits.gather(1, token_ids.unsqueeze(1))
     vocab = torch.arange(logits.shape[1])
-    ahead = (logprobs > sampled) | ((logprobs == sampled) & (vocab < token_ids.unsqueeze(1)))
+    ahead = (logits > own) | ((logits == own) & (vocab < token_ids.unsqueeze(1)))
     ranks = (ahead.sum(dim=1) + 1).tolist()
     result = []
-    for row, count in enumerate(num_logprobs):
-        top = _top(logprobs[row], count)
+    for row, (token_id, count) in enumerate(zip(token_ids.tolist(), num_logprobs, strict=True)):
+        # Order by the logits: two that differ may have one rounded log-probability.
+        top = _top(logits[row], count)
         result.append(
             TokenLogprobs(
-                token_ids=[int(token_ids[row]), *top.tolist()],
-                logprobs=[sampled[row].item(), *logprobs[row, top].tolist()],
+                token_ids=[token_id, *top.tolist()],
+                logprobs=[values[row, token_id].item(), *values[row, top].tolist()],
                 sampled_rank=ranks[row],
             )
         )

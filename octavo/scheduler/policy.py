@@ -1,6 +1,7 @@
 """The order requests are served in. A policy is one key function: lowest key first, and the highest is preempted first.
 
-Keys are unique and never change, so a preempted request takes its old place in the queue again.
+Keys are unique and never change, so a preempted request takes its old place in the queue again. Samples of one request
+stand together.
 """
 
 from collections.abc import Callable
@@ -13,12 +14,12 @@ PolicyKey = Callable[[Request], tuple[int, ...]]
 
 def fcfs(request: Request) -> tuple[int, ...]:
     """First come, first served."""
-    return (request.arrival_number,)
+    return (request.arrival_number, request.sample_index)
 
 
 def priority(request: Request) -> tuple[int, ...]:
     """Lower priority value first; first come among equals."""
-    return (request.priority, request.arrival_number)
+    return (request.priority, request.arrival_number, request.sample_index)
 
 
 POLICIES: dict[str, PolicyKey] = {"fcfs": fcfs, "priority": priority}

@@ -1,9 +1,19 @@
-"""One request as the scheduler sees it. Only the scheduler writes its fields, but for the contents of its blocks."""
+"""One request as the scheduler sees it: with n > 1, one sample. Only the scheduler writes its fields, but for the
+contents of its blocks.
+"""
+
+from __future__ import annotations
 
 import enum
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from octavo.kvcache.block_hash import BlockContent
-from octavo.protocol.messages import EngineCoreRequest, RequestTimings
+from octavo.protocol.messages import EngineCoreRequest, RequestTimings, TokenLogprobs
+
+if TYPE_CHECKING:
+    from octavo.scheduler.sample_group import SampleGroup
 
 
 class RequestStatus(enum.Enum):
@@ -23,10 +33,12 @@ class Request:
     __slots__ = (
         "arrival_number",
         "arrival_time",
+        "bad_words_token_ids",
         "block_contents",
         "cache_salt",
         "eos_token_ids",
         "first_token_time",
+        "group",
         "key",
         "last_token_time",
         "max_total_tokens",
@@ -38,7 +50,10 @@ class Request:
         "num_preemptions",
         "num_prompt_tokens",
         "priority",
+        "prompt_embeds",
+        "prompt_logprobs",
         "request_id",
+        "sample_index",
         "sampling_params",
         "scheduled_time",
         "status",
@@ -46,12 +61,24 @@ class Request:
         "token_ids",
     )
 
-    def __init__(self, message: EngineCoreRequest, arrival_number: int, max_total_tokens: int) -> None:
-        params = message.sampling_params
-        self.request_id = message.request_id
+    def __init__(
+        self,
+        message: EngineCoreRequest,
+        arrival_number: int,
+        max_total_tokens: int,
+        group: SampleGroup | None = None,
+        sample_index: int = 0,
+    ) -> None:
+        params = message.sampling_params if group is None else group.sampling_params
+        self.request_id = message.request_id if group is None else group.sample_ids[sample_index]
         self.sampling_params = params
+        self.group = group
+        """Only with n > 1."""
+        self.sample_index = sample_index
         self.priority = message.priority
         self.cache_salt = message.cache_salt
+        self.prompt_embeds = message.prompt_embeds
+        self.bad_words_token_ids = message.bad_words_token_ids
         self.arrival_number = arrival_number
         self.key: tuple[int, ...] = ()
         """Place in the order of the policy; lower first, unique. Set by the scheduler."""
@@ -65,7 +92,11 @@ class Request:
         self.num_admitted_tokens = 0
         """Tokens known at the last admission: until they are computed, blocks for one more are set aside for it."""
         self.num_cached_tokens = 0
-        """Tokens the first admission found in the prefix cache."""
+        """Tokens the first admission, with n > 1 that of the first sample, found in the prefix cache."""
+        self.prompt_logprobs: list[TokenLogprobs | None] | None = None
+        """Of each prompt token but the first, as far as they are computed; None when none are asked for any more."""
+        if params.prompt_logprobs is not None:
+            self.prompt_logprobs = [None] * (self.num_prompt_tokens - 1)
         self.block_contents: list[BlockContent] = []
         """Kept by the KV cache manager."""
 
@@ -99,6 +130,21 @@ class Request:
     def held_back_token_ids(self) -> list[int]:
         """Ids that may not be sampled before `min_tokens` outputs."""
         return sorted(self.eos_token_ids | self.stop_token_ids) if self.min_tokens else []
+
+    def collect_prompt_logprobs(self, start: int, entries: list[TokenLogprobs]) -> None:
+        """Keep entries for the prompt tokens at `start` and after, computed anew or not."""
+        assert self.prompt_logprobs is not None and start - 1 + len(entries) <= len(self.prompt_logprobs)
+        self.prompt_logprobs[start - 1 : start - 1 + len(entries)] = entries
+
+    def take_prompt_logprobs(self) -> list[TokenLogprobs] | None:
+        """All of them, once: from now on the request does not ask for them any more."""
+        if self.prompt_logprobs is None:
+            return None
+        entries = [entry for entry in self.prompt_logprobs if entry is not None]
+        assert len(entries) == len(self.prompt_logprobs), f"the runner left out prompt_logprobs of {self.request_id}"
+        self.prompt_logprobs = None
+        self.sampling_params = msgspec.structs.replace(self.sampling_params, prompt_logprobs=None)
+        return entries
 
     def timings(self) -> RequestTimings:
         return RequestTimings(

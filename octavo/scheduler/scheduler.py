@@ -6,6 +6,7 @@ What always holds between two calls
 - Memory is allocated chunk by chunk but promised at admission: blocks for all tokens a request was admitted with, and
   one more, stay available to it until they are computed. So only a request that has computed them can lack a block.
 - While anything is unfinished, each step schedules at least one token.
+- With n > 1 each sample is a request of its own; `sample_group` decides when the next one may start.
 """
 
 import time
@@ -14,14 +15,21 @@ from collections.abc import Iterable, Sequence
 
 from octavo.config.engine_config import CacheConfig, SchedulerConfig
 from octavo.errors import InvalidInput
-from octavo.kvcache.block import KVCacheBlock
-from octavo.kvcache.manager import KVCacheManager, num_unheld
-from octavo.protocol.messages import EngineCoreOutput, EngineCoreRequest, FinishReason, TokenLogprobs
+from octavo.kvcache.manager import KVCacheManager
+from octavo.protocol.messages import (
+    EngineCoreOutput,
+    EngineCoreRequest,
+    FinishReason,
+    TokenLogprobs,
+    sample_request_ids,
+)
 from octavo.protocol.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from octavo.protocol.stats import EngineStats
+from octavo.scheduler.admission import Start, find_start, take_start
 from octavo.scheduler.policy import get_policy
 from octavo.scheduler.queue import WaitingQueue
 from octavo.scheduler.request import Request, RequestStatus
+from octavo.scheduler.sample_group import SampleGroup, SampleGroups
 from octavo.scheduler.step import Step
 from octavo.scheduler.stop import check_stop
 
@@ -50,6 +58,7 @@ class Scheduler:
                 f"{longest} tokens; raise it, lower max_model_len or set enable_chunked_prefill=True"
             )
         self._requests: dict[str, Request] = {}
+        self._groups = SampleGroups(self._kv)
         self._waiting = WaitingQueue()
         self._running: list[Request] = []
         self._released: list[str] = []
@@ -68,44 +77,51 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        """Samples that have not started are counted too."""
+        return len(self._waiting) + self._groups.num_unstarted
 
     def has_unfinished_requests(self) -> bool:
         return bool(self._requests)
 
     def add_request(self, message: EngineCoreRequest) -> None:
-        """Queue a request.
+        """Queue a request; with n > 1, as many samples.
 
         Raises:
-            InvalidInput: its id is that of a live request, its prompt is empty, or prompt + 1 tokens exceed
-                max_model_len or the whole pool.
+            InvalidInput: its id, or that of a sample, is that of a live request or sample; its prompt is empty; or
+                prompt + 1 tokens exceed max_model_len or the whole pool.
         """
-        if message.request_id in self._requests:
-            raise InvalidInput(f"request_id={message.request_id!r} is in use by a live request; choose another")
+        request_id, params = message.request_id, message.sampling_params
+        sample_ids = sample_request_ids(request_id, params.n)
+        for name in (request_id, *sample_ids):
+            if name in self._requests or name in self._groups:
+                what = "" if name == request_id else f" (its sample {name!r})"
+                raise InvalidInput(f"request_id={request_id!r}{what} is in use by a live request; choose another")
         num_prompt = len(message.prompt_token_ids)
         self._check_prompt_length(num_prompt)
         longest = min(self._config.max_model_len, self._cache.num_tokens)
-        max_tokens = message.sampling_params.max_tokens
-        max_total_tokens = longest if max_tokens is None else min(longest, num_prompt + max_tokens)
-        request = Request(message, self._num_arrived, max_total_tokens)
-        request.key = self._policy_key(request)
+        max_total_tokens = longest if params.max_tokens is None else min(longest, num_prompt + params.max_tokens)
+        if params.n == 1:
+            self._enqueue(Request(message, self._num_arrived, max_total_tokens))
+        else:
+            group = SampleGroup(message, sample_ids, self._num_arrived, max_total_tokens)
+            self._groups.add(group)
+            self._offer(group)
         self._num_arrived += 1
-        self._requests[request.request_id] = request
-        self._waiting.add(request)
 
     def abort_requests(self, request_ids: Iterable[str]) -> list[EngineCoreOutput]:
-        """End requests now and free their blocks. Unknown ids are ignored. Returns one last output for each."""
+        """End requests now and free their blocks. Unknown ids are ignored.
+
+        Returns:
+            One last output for each; for a request with n > 1, one for each sample that had not ended.
+        """
         outputs = []
         for request_id in request_ids:
             request = self._requests.get(request_id)
-            if request is None:
-                continue
-            if request.status is RequestStatus.WAITING:
-                self._waiting.remove(request)
-            else:
-                self._running.remove(request)
-            self._finish(request)
-            outputs.append(_make_output(request, [], finish_reason=FinishReason.ABORT))
+            group = self._groups.get(request_id)
+            if request is not None:
+                outputs.append(self._abort(request))
+            elif group is not None:
+                outputs += self._abort_samples(group, request_id)
         return outputs
 
     def schedule(self) -> SchedulerOutput:
@@ -124,8 +140,9 @@ class Scheduler:
         self._schedule_prefills(prefills, step)
         if not step.preempted:
             self._admit(step)
+        self._groups.detach_holds(self._kv.num_available - step.reserved_blocks)
         assert step.requests or not self._requests, "nothing was scheduled though requests are unfinished"
-        output = step.to_output(self._released)
+        output = step.to_output(self._released, self._kv.take_block_copies())
         self._released = []
         self._in_flight = (output, step.requests)
         return output
@@ -134,7 +151,7 @@ class Scheduler:
         """Take in what a step computed. Requests that ended since `schedule` are skipped.
 
         Returns:
-            One output for each request that got a token.
+            One output for each request that got a token or failed.
 
         Raises:
             RuntimeError: `result` does not belong to `output`, or a token was sampled where none, or none where one
@@ -143,7 +160,9 @@ class Scheduler:
         requests = self._take_in_flight(output, result)
         self._num_steps += 1
         now = time.monotonic()
-        outputs = []
+        outputs = self._end_failed(requests, result.failed) if result.failed else []
+        if result.prompt_logprobs:
+            _collect_prompt_logprobs(requests, output, result)
         steps = zip(requests, output.num_scheduled_tokens, result.sampled_token_ids, strict=True)
         for request, num_scheduled, sampled in steps:
             if request.status is not RequestStatus.RUNNING:
@@ -159,11 +178,13 @@ class Scheduler:
     def preempt_all(self) -> None:
         """Give up the step in flight: every running request goes back to waiting and is computed anew.
 
-        For use after a step failed half-way. Whatever rows the runner has left, the next step releases them.
+        For use after a step failed half-way. Whatever rows the runner has left, the next step releases them. What the
+        step copied or wrote is not trusted: only blocks that were published before are.
         """
         if self._in_flight is not None:
             self._released += self._in_flight[0].released_request_ids
         self._in_flight = None
+        self._groups.give_up_all()
         while self._running:
             self._preempt(self._running[-1])
 
@@ -176,7 +197,7 @@ class Scheduler:
         pool = self._kv.pool
         return EngineStats(
             num_running=len(self._running),
-            num_waiting=len(self._waiting),
+            num_waiting=self.num_waiting,
             kv_blocks_total=pool.num_blocks,
             kv_blocks_free=pool.num_free,
             kv_blocks_cached=pool.num_cached,
@@ -197,7 +218,8 @@ class Scheduler:
         Raises:
             AssertionError: naming the request, block or count that is off.
         """
-        self._kv.audit(self._running)
+        self._kv.audit(self._running, self._groups.holds)
+        self._groups.audit(self._requests)
         waiting = list(self._waiting)
         places = {request.request_id: request for request in (*waiting, *self._running)}
         assert len(places) == len(waiting) + len(self._running), "a request is in two places"
@@ -207,8 +229,48 @@ class Scheduler:
             assert keys == sorted(keys), f"{status.value} requests are out of order: {keys}"
             wrong = [request.request_id for request in queue if request.status is not status]
             assert not wrong, f"{wrong} are not {status.value}"
+        started = [request.request_id for request in waiting if request.num_computed_tokens]
+        assert not started, f"{started} wait but have computed tokens"
         reserved = sum(self._num_reserved(request) for request in self._running)
         assert reserved <= self._kv.num_available, f"{reserved} blocks promised, {self._kv.num_available} available"
+
+    def _enqueue(self, request: Request) -> None:
+        request.key = self._policy_key(request)
+        self._requests[request.request_id] = request
+        self._waiting.add(request)
+
+    def _offer(self, group: SampleGroup) -> None:
+        """Queue the next sample of a group, if there is one."""
+        request = self._groups.next_front(group)
+        if request is not None:
+            self._enqueue(request)
+
+    def _abort(self, request: Request) -> EngineCoreOutput:
+        if request.status is RequestStatus.WAITING:
+            self._waiting.remove(request)
+        else:
+            self._running.remove(request)
+        self._finish(request)
+        return _make_output(request, [], finish_reason=FinishReason.ABORT)
+
+    def _abort_samples(self, group: SampleGroup, request_id: str) -> list[EngineCoreOutput]:
+        """Abort a whole group, or one sample of it that has no `Request`."""
+        if request_id != group.message.request_id:
+            return self._groups.drop_unstarted(group, [request_id])
+        unstarted = self._groups.drop_unstarted(group, list(group.unstarted))
+        live = [self._abort(self._requests[i]) for i in group.sample_ids if i in self._requests]
+        return live + unstarted[::-1]
+
+    def _end_failed(self, requests: list[Request], failed: dict[str, str]) -> list[EngineCoreOutput]:
+        """End the requests of a step that cannot go on; the caller takes them out of `_running`."""
+        outputs = []
+        for request in requests:
+            if request.request_id in failed and request.status is RequestStatus.RUNNING:
+                self._finish(request)
+                output = _make_output(request, [], finish_reason=FinishReason.ABORT)
+                output.error = failed[request.request_id]
+                outputs.append(output)
+        return outputs
 
     def _check_prompt_length(self, num_prompt: int) -> None:
         if num_prompt == 0:
@@ -252,9 +314,11 @@ class Scheduler:
                 step.add(request, 1, self._grow(request, 1, step))
 
     def _make_room(self, request: Request, step: Step) -> bool:
-        """See that one block is there for `request`, preempting if need be. False: it was itself preempted."""
+        """See that one block is there for `request`: give up holds, then preempt. False: it was itself preempted."""
         promised_to_others = step.reserved_blocks - self._num_reserved(request)
         while self._kv.num_available - promised_to_others < 1:
+            if self._groups.give_up_last():
+                continue
             victim = next(victim for victim in reversed(self._running) if not victim.is_protected)
             assert victim.key >= request.key, f"{victim.request_id} is scheduled in this step already"
             promised = self._num_reserved(victim)
@@ -278,22 +342,23 @@ class Scheduler:
     def _admit(self, step: Step) -> None:
         while self._waiting and step.token_budget and len(self._running) < self._config.max_num_seqs:
             request = self._waiting.peek()
-            prefix = self._kv.find_cached_prefix(request)
-            num_cached = len(prefix) * self._cache.block_size
-            num_tokens = self._chunk(request.num_tokens - num_cached, step)
-            if num_tokens == 0 or not self._fits(request, prefix, step):
+            start = find_start(self._kv, request)
+            num_tokens = self._chunk(request.num_tokens - start.num_computed_tokens, step)
+            if num_tokens == 0:
+                return
+            num_missing = start.num_needed - (self._kv.num_available - step.reserved_blocks - step.num_decoders)
+            if num_missing > 0:
+                if self._groups.give_up_for(request, num_missing, alone=not self._running):
+                    continue
                 return
             self._waiting.pop()
-            self._start(request, num_cached)
-            self._kv.allocate(request, num_cached, prefix)
+            self._start(request, start)
             step.reserved_blocks += self._num_reserved(request)
             self._grow(request, num_tokens, step)
             step.add_new(request, num_tokens, self._kv.block_ids(request.request_id))
-
-    def _fits(self, request: Request, prefix: list[KVCacheBlock], step: Step) -> bool:
-        """Whether all known tokens and one more fit beside what is promised and one block for each decoder."""
-        needed = self._kv.num_blocks_for(request.num_tokens + 1) - len(prefix) + num_unheld(prefix)
-        return self._kv.num_available - step.reserved_blocks - step.num_decoders >= needed
+            if start.hold is not None and request.group is not None:
+                self._groups.forked(request.group)
+                self._offer(request.group)
 
     def _chunk(self, num_left: int, step: Step) -> int:
         """How many of a request's tokens this step computes; 0: it has to wait."""
@@ -301,17 +366,19 @@ class Scheduler:
             return num_left if num_left <= step.token_budget else 0
         return min(num_left, step.token_budget, self._config.long_prefill_token_threshold or num_left)
 
-    def _start(self, request: Request, num_cached: int) -> None:
+    def _start(self, request: Request, start: Start) -> None:
         """Move an admitted request to running and count the admission."""
+        take_start(self._kv, request, start)
         if request.scheduled_time == 0.0:
             request.scheduled_time = time.monotonic()
-            request.num_cached_tokens = num_cached
-            self._num_prompt_tokens += request.num_prompt_tokens
-        if self._cache.enable_prefix_caching:
+            if request.group is None or self._groups.admitted(request.group, start.num_computed_tokens):
+                request.num_cached_tokens = start.num_computed_tokens
+                self._num_prompt_tokens += request.num_prompt_tokens
+        if start.looked_up:
             self._num_prefix_queries += request.num_prompt_tokens
-            self._num_prefix_hits += min(num_cached, request.num_prompt_tokens)
+            self._num_prefix_hits += min(start.num_computed_tokens, request.num_prompt_tokens)
         request.status = RequestStatus.RUNNING
-        request.num_computed_tokens = num_cached
+        request.num_computed_tokens = start.num_computed_tokens
         request.num_admitted_tokens = request.num_tokens
         insort(self._running, request, key=lambda other: other.key)
 
@@ -352,6 +419,8 @@ class Scheduler:
         ):
             due = request.num_computed_tokens + num_scheduled == len(request.token_ids)
             if len(sampled) != due and request.status is RequestStatus.RUNNING:
+                if request.request_id in result.failed:
+                    continue
                 raise RuntimeError(f"the runner sampled {sampled} for {request.request_id}, due were {int(due)} tokens")
         self._in_flight = None
         return requests
@@ -361,14 +430,21 @@ class Scheduler:
     ) -> EngineCoreOutput:
         request.token_ids.append(token_id)
         request.last_token_time = now
-        if request.first_token_time == 0.0:
-            request.first_token_time = now
         self._num_generated_tokens += 1
+        prompt_logprobs = self._note_first_token(request, now) if request.first_token_time == 0.0 else None
         stop = check_stop(request)
         if stop is None:
-            return _make_output(request, [token_id], logprobs)
+            return _make_output(request, [token_id], logprobs, prompt_logprobs)
         self._finish(request)
-        return _make_output(request, [token_id], logprobs, *stop)
+        return _make_output(request, [token_id], logprobs, prompt_logprobs, *stop)
+
+    def _note_first_token(self, request: Request, now: float) -> list[TokenLogprobs] | None:
+        """The prompt is computed: other samples may start from it. Returns its log-probabilities, if asked for."""
+        request.first_token_time = now
+        prompt_logprobs = request.take_prompt_logprobs()
+        if request.group is not None and self._groups.prompt_computed(request):
+            self._offer(request.group)
+        return prompt_logprobs
 
     def _finish(self, request: Request) -> None:
         """End a request that has been, or will be, taken out of its queue."""
@@ -377,12 +453,22 @@ class Scheduler:
         self._kv.free(request)
         request.status = RequestStatus.FINISHED
         del self._requests[request.request_id]
+        if request.group is not None and self._groups.ended(request):
+            self._offer(request.group)
+
+
+def _collect_prompt_logprobs(requests: list[Request], output: SchedulerOutput, result: ModelRunnerOutput) -> None:
+    for request, start in zip(requests, output.num_computed_tokens, strict=True):
+        entries = result.prompt_logprobs.get(request.request_id)
+        if entries and request.prompt_logprobs is not None:
+            request.collect_prompt_logprobs(start + 1, entries)
 
 
 def _make_output(
     request: Request,
     new_token_ids: list[int],
     logprobs: list[TokenLogprobs] | None = None,
+    prompt_logprobs: list[TokenLogprobs] | None = None,
     finish_reason: FinishReason | None = None,
     stop_reason: int | None = None,
 ) -> EngineCoreOutput:
@@ -390,6 +476,7 @@ def _make_output(
         request_id=request.request_id,
         new_token_ids=new_token_ids,
         logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
         finish_reason=finish_reason,
         stop_reason=stop_reason,
         num_cached_tokens=request.num_cached_tokens,

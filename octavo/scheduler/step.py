@@ -53,10 +53,13 @@ class Step:
                 block_ids=block_ids,
                 sampling_params=request.sampling_params,
                 held_back_token_ids=request.held_back_token_ids,
+                sample_index=request.sample_index,
+                prompt_embeds=request.prompt_embeds,
+                bad_words_token_ids=request.bad_words_token_ids,
             )
         )
 
-    def to_output(self, released_request_ids: list[str]) -> SchedulerOutput:
+    def to_output(self, released_request_ids: list[str], block_copies: list[tuple[int, int]]) -> SchedulerOutput:
         return SchedulerOutput(
             request_ids=[request.request_id for request in self.requests],
             num_scheduled_tokens=self._num_scheduled,
@@ -64,6 +67,7 @@ class Step:
             new_requests=self._new_requests,
             new_block_ids=self._new_block_ids,
             released_request_ids=released_request_ids,
+            block_copies=block_copies,
         )
 
     def _count(self, request: Request, num_tokens: int) -> None:

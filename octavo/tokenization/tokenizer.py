@@ -13,6 +13,17 @@ from octavo.errors import InvalidInput
 from octavo.gguf_file import GGUFFile
 from octavo.tokenization.gguf_tokenizer import WORD_START, build_tokenizer
 
+_GGUF_NAMES = {
+    "bos_token": "bos",
+    "eos_token": "eos",
+    "unk_token": "unknown",
+    "sep_token": "seperator",  # spelt so in the format
+    "pad_token": "padding",
+    "cls_token": "cls",
+    "mask_token": "mask",
+}
+"""Special tokens with a name of their own -> their name in GGUF keys."""
+
 
 class Tokenizer:
     """A vocabulary with what a model says about it. Immutable after construction, safe to share between threads.
@@ -22,6 +33,8 @@ class Tokenizer:
         bos_token_id: begin-of-sequence id, if the model has one.
         eos_token_ids: ids that end a sequence, the main one first.
         chat_templates: Jinja source by name; the unnamed one is `default`.
+        special_tokens: text by name (`bos_token`, ...), as chat templates call them; the names of `bos_token_id` and
+            `eos_token_ids` are added.
         vocab_size: highest id + 1; None: found from the backend.
     """
 
@@ -32,6 +45,7 @@ class Tokenizer:
         bos_token_id: int | None = None,
         eos_token_ids: Sequence[int] = (),
         chat_templates: Mapping[str, str] | None = None,
+        special_tokens: Mapping[str, str] | None = None,
         vocab_size: int | None = None,
     ) -> None:
         backend.no_truncation()
@@ -40,6 +54,11 @@ class Tokenizer:
         self.bos_token_id = bos_token_id
         self.eos_token_ids = tuple(eos_token_ids)
         self.chat_templates = dict(chat_templates or {})
+        self.special_tokens = dict(special_tokens or {})
+        for name, token_id in (("bos_token", self.bos_token_id), ("eos_token", self.eos_token_id)):
+            token = None if token_id is None else backend.id_to_token(token_id)
+            if token is not None:
+                self.special_tokens.setdefault(name, token)
         self.vocab_size = max(self.get_vocab().values(), default=-1) + 1 if vocab_size is None else vocab_size
 
     @property
@@ -107,12 +126,14 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 
 def _load_gguf(path: Path) -> Tokenizer:
-    vocabulary = build_tokenizer(GGUFFile(path).metadata, str(path))
+    metadata = GGUFFile(path).metadata
+    vocabulary = build_tokenizer(metadata, str(path))
     return Tokenizer(
         vocabulary.backend,
         bos_token_id=vocabulary.bos_token_id,
         eos_token_ids=vocabulary.eos_token_ids,
         chat_templates=vocabulary.chat_templates,
+        special_tokens=_named_tokens(metadata, vocabulary.backend),
         vocab_size=vocabulary.vocab_size,
     )
 
@@ -146,6 +167,7 @@ def _configured(backend: tokenizers.Tokenizer, config: Mapping[str, object], fol
         bos_token_id=bos_id,
         eos_token_ids=() if eos_id is None else (eos_id,),
         chat_templates=_chat_templates(folder, config.get("chat_template")),
+        special_tokens={name: text for name in _GGUF_NAMES if (text := _token_text(config.get(name)))},
     )
 
 
@@ -181,12 +203,28 @@ def _add_configured_tokens(backend: tokenizers.Tokenizer, config: Mapping[str, o
 
 def _token_id(backend: tokenizers.Tokenizer, token: object) -> int | None:
     """Id of a token written as a string or as an object with `content`."""
+    content = _token_text(token)
+    return None if content is None else backend.token_to_id(content)
+
+
+def _token_text(token: object) -> str | None:
     content = token.get("content") if isinstance(token, dict) else token
-    return backend.token_to_id(content) if isinstance(content, str) else None
+    return content if isinstance(content, str) else None
+
+
+def _named_tokens(metadata: Mapping[str, object], backend: tokenizers.Tokenizer) -> dict[str, str]:
+    """Texts of the special tokens that a GGUF file names, by the names that chat templates use."""
+    ids = {name: metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in _GGUF_NAMES.items()}
+    texts = {
+        name: backend.id_to_token(token_id)
+        for name, token_id in ids.items()
+        if isinstance(token_id, int) and 0 <= token_id < 2**32
+    }
+    return {name: text for name, text in texts.items() if text is not None}
 
 
 def _chat_templates(folder: Path, configured: object) -> dict[str, str]:
-    """Templates by name. A chat_template.jinja wins over the default of tokenizer_config.json."""
+    """Templates by name. Files of their own win over those of tokenizer_config.json."""
     templates: dict[str, str] = {}
     if isinstance(configured, str):
         templates["default"] = configured
@@ -197,6 +235,8 @@ def _chat_templates(folder: Path, configured: object) -> dict[str, str]:
     file = folder / "chat_template.jinja"
     if file.is_file():
         templates["default"] = file.read_text(encoding="utf-8")
+    for file in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        templates[file.stem] = file.read_text(encoding="utf-8")
     return templates
 
 

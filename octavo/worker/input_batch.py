@@ -1,5 +1,6 @@
 """One step's inputs, gathered from the persistent rows into fresh tensors that no later step disturbs."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +10,6 @@ from torch import Tensor
 
 from octavo.ops.interface import AttentionMetadata
 from octavo.protocol.scheduler_output import SchedulerOutput
-from octavo.sampling.sampler import SamplingInputs
 from octavo.worker.request_rows import RequestRows, Rows
 
 
@@ -24,6 +24,10 @@ class InputBatch:
     attention: AttentionMetadata
     rows: Rows
     """[R] row of each request."""
+    num_computed: npt.NDArray[np.int64]
+    """[R] position of each request's first token in this step."""
+    query_start_loc: npt.NDArray[np.int64]
+    """[R + 1] the tokens of request r are query_start_loc[r] .. query_start_loc[r + 1]."""
     sampling: npt.NDArray[np.intp]
     """[S] which of the R requests sample: those whose known tokens are all computed after this step."""
     logits_indices: Tensor
@@ -55,23 +59,16 @@ def gather_inputs(rows: RequestRows, step: SchedulerOutput) -> InputBatch:
         positions=torch.from_numpy(positions),
         attention=attention,
         rows=row,
+        num_computed=starts,
+        query_start_loc=query_start_loc,
         sampling=sampling,
         logits_indices=torch.from_numpy(query_start_loc[1:][sampling] - 1),
     )
 
 
-def gather_sampling(rows: RequestRows, sampled: Rows) -> SamplingInputs:
-    """Gather the sampling parameters of the rows `sampled` [S]."""
-    length = rows.num_tokens[sampled]
-    early = np.flatnonzero(length < rows.held_back_until[sampled])
-    return SamplingInputs(
-        temperature=rows.temperature[sampled],
-        top_k=rows.top_k[sampled],
-        top_p=rows.top_p[sampled],
-        min_p=rows.min_p[sampled],
-        seed=rows.seed[sampled],
-        sample_index=rows.sample_index[sampled],
-        position=length.astype(np.uint64),
-        num_logprobs=rows.num_logprobs[sampled],
-        held_back=[(int(i), rows.held_back[int(sampled[i])]) for i in early],
-    )
+def embeds_of_step(rows: RequestRows, batch: InputBatch) -> Iterator[tuple[int, Tensor]]:
+    """(first of the step's tokens, [n, hidden]) for each request whose embeddings belong to this step's tokens."""
+    for request in np.flatnonzero(batch.num_computed < rows.num_embeds[batch.rows]):
+        start, first, stop = batch.num_computed[request], *batch.query_start_loc[request : request + 2]
+        # The slice ends by itself where the embeddings do.
+        yield int(first), rows.prompt_embeds[int(batch.rows[request])][start : start + stop - first]

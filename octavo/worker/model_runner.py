@@ -9,12 +9,15 @@ from torch import Tensor
 
 from octavo.layers.forward_context import ForwardContext
 from octavo.models.base import CausalLM
-from octavo.ops.interface import KVCache
+from octavo.ops.interface import KVCache, Platform
 from octavo.protocol.messages import TokenLogprobs
 from octavo.protocol.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from octavo.sampling.sampler import Sampler
-from octavo.worker.input_batch import InputBatch, gather_inputs, gather_sampling
+from octavo.worker.input_batch import InputBatch, embeds_of_step, gather_inputs
+from octavo.worker.prompt_embeds import insert_embeds
+from octavo.worker.prompt_logprobs import compute_prompt_logprobs, find_prompt_positions
 from octavo.worker.request_rows import RequestRows
+from octavo.worker.sampling_inputs import gather_sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +28,19 @@ class _PendingStep:
     batch: InputBatch
     logits: Tensor
     """[S, V] float32."""
+    prompt_logprobs: dict[str, list[TokenLogprobs]]
 
 
 class ModelRunner:
     """Runs steps over one model and its KV caches."""
 
-    def __init__(self, model: CausalLM, kv_caches: list[KVCache], rows: RequestRows, sampler: Sampler) -> None:
+    def __init__(
+        self, platform: Platform, model: CausalLM, kv_caches: list[KVCache], rows: RequestRows, sampler: Sampler
+    ) -> None:
         self.model = model
         self.kv_caches = kv_caches
         self.rows = rows
+        self._platform = platform
         self._sampler = sampler
         self._pending: _PendingStep | None = None
 
@@ -42,30 +49,65 @@ class ModelRunner:
         """Compute the scheduled tokens; `sample` must follow before the next `execute`."""
         assert self._pending is None, "the step before was not sampled"
         self.rows.apply(step)
+        self._copy_blocks(step.block_copies)
         batch = gather_inputs(self.rows, step)
-        context = ForwardContext(batch.positions, batch.attention, self.kv_caches)
-        hidden = self.model.forward(batch.input_ids, context)
+        x = self.model.embed(batch.input_ids)
+        insert_embeds(x, embeds_of_step(self.rows, batch))
+        hidden = self.model.forward(x, ForwardContext(batch.positions, batch.attention, self.kv_caches))
         logits = self.model.compute_logits(hidden[batch.logits_indices])
-        self._pending = _PendingStep(step.request_ids, batch, logits)
+        prompt_logprobs = self._compute_prompt_logprobs(step.request_ids, batch, hidden)
+        self._pending = _PendingStep(step.request_ids, batch, logits, prompt_logprobs)
 
     @torch.inference_mode()
     def sample(self) -> ModelRunnerOutput:
         """Draw the tokens of the step that was executed last."""
         assert self._pending is not None, "nothing was executed"
         pending, self._pending = self._pending, None
-        sampled_tokens: list[list[int]] = [[] for _ in pending.request_ids]
-        logprobs: dict[str, list[TokenLogprobs]] = {}
-        if len(pending.batch.sampling):
-            rows = pending.batch.rows[pending.batch.sampling]
-            token_ids, entries = self._sampler(pending.logits, gather_sampling(self.rows, rows))
-            self.rows.append_tokens(rows, token_ids)
-            for index, token_id, entry in zip(pending.batch.sampling, token_ids.tolist(), entries, strict=True):
-                sampled_tokens[index] = [token_id]
-                if entry is not None:
-                    logprobs[pending.request_ids[index]] = [entry]
-        return ModelRunnerOutput(request_ids=pending.request_ids, sampled_token_ids=sampled_tokens, logprobs=logprobs)
+        request_ids, batch = pending.request_ids, pending.batch
+        output = ModelRunnerOutput(
+            request_ids=request_ids,
+            sampled_token_ids=[[] for _ in request_ids],
+            logprobs={},
+            prompt_logprobs=pending.prompt_logprobs,
+            failed=self._failures(request_ids, batch),
+        )
+        if len(batch.sampling):
+            rows = batch.rows[batch.sampling]
+            drawn = self._sampler(pending.logits, gather_sampling(self.rows, rows))
+            self.rows.append_tokens(rows, drawn.token_ids)
+            tokens = zip(batch.sampling, drawn.token_ids.tolist(), drawn.logprobs, strict=True)
+            for row, (index, token_id, entry) in enumerate(tokens):
+                request_id = request_ids[index]
+                if row in drawn.failed:
+                    output.failed.setdefault(request_id, drawn.failed[row])
+                elif request_id not in output.failed:
+                    output.sampled_token_ids[index] = [token_id]
+                    if entry is not None:
+                        output.logprobs[request_id] = [entry]
+        return output
 
     def reset(self) -> None:
         """Forget every request, after a step that failed half-way."""
         self.rows.clear()
         self._pending = None
+
+    def _copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
+        if pairs:
+            pairs_tensor = torch.tensor(pairs, dtype=torch.int64)
+            for cache in self.kv_caches:
+                self._platform.copy_blocks(cache, cache, pairs_tensor)
+
+    def _compute_prompt_logprobs(
+        self, request_ids: list[str], batch: InputBatch, hidden: Tensor
+    ) -> dict[str, list[TokenLogprobs]]:
+        positions = find_prompt_positions(self.rows, batch)
+        if positions is None:
+            return {}
+        return compute_prompt_logprobs(positions, self.rows, batch, request_ids, hidden, self.model.compute_logits)
+
+    def _failures(self, request_ids: list[str], batch: InputBatch) -> dict[str, str]:
+        """Requests of this step that could not be set up."""
+        if not self.rows.failures:
+            return {}
+        rows = batch.rows.tolist()
+        return {request_ids[i]: self.rows.failures[row] for i, row in enumerate(rows) if row in self.rows.failures}

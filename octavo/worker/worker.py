@@ -54,7 +54,7 @@ class Worker:
         ]
         # a request can be no longer than the pool: the rest of a long max_model_len needs no columns
         rows = RequestRows(scheduler.max_num_seqs, min(scheduler.max_model_len, cache.num_tokens), cache.block_size)
-        self.runner = ModelRunner(self.model, kv_caches, rows, Sampler(self.platform, vocab_size))
+        self.runner = ModelRunner(self.platform, self.model, kv_caches, rows, Sampler(self.platform, vocab_size))
 
     def execute_model(self, step: SchedulerOutput) -> None:
         """Compute the scheduled tokens of one step."""

@@ -104,7 +104,7 @@ def test_wrong_numbers_of_params_or_priorities_are_refused(make_llm):
         ("block_size", 7), ("block_size", 0), ("max_num_seqs", 0), ("max_model_len", 0), ("max_model_len", 10**6),
         ("tensor_parallel_size", 2), ("quantization", "awq"), ("speculative_config", {"method": "ngram"}),
         ("kv_cache_memory", "2 parsecs"), ("num_kv_blocks", 0), ("load_format", "pickle"), ("num_threads", 0),
-        ("logprobs_mode", "processed_logprobs"), ("platform", "abacus"), ("max_num_batched_tokens", 0),
+        ("logprobs_mode", "cooked"), ("platform", "abacus"), ("max_num_batched_tokens", 0),
     ],
 )  # fmt: skip
 def test_a_bad_or_unbuilt_option_is_a_value_error_that_names_it(tiny_llama, option, value):

@@ -6,7 +6,7 @@ import pytest
 from engine_driver import ScriptedRequest, run_script, shuffle_blocks
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
-from tiny_models import QWEN2, VOCAB_SIZE, write_model
+from tiny_models import EOS, QWEN2, VOCAB_SIZE, write_model
 
 from octavo import LLM, RequestOutput, SamplingParams
 
@@ -60,12 +60,38 @@ def sampling_params() -> st.SearchStrategy[SamplingParams]:
     )
 
 
-def scripts() -> st.SearchStrategy[list[ScriptedRequest]]:
+def rich_sampling_params() -> st.SearchStrategy[SamplingParams]:
+    """Everything that changes which tokens come, and what is told about them."""
+    letters = st.sampled_from([[], ["e"], ["a", "th"], ["\n"]])
+    return st.builds(
+        SamplingParams,
+        n=st.sampled_from([1, 1, 2, 3]),
+        temperature=st.sampled_from([0.0, 0.8, 1.2]),
+        top_k=st.sampled_from([0, 20]),
+        seed=st.integers(0, 3),
+        max_tokens=st.integers(4, 40),
+        min_tokens=st.integers(0, 4),
+        presence_penalty=st.sampled_from([0.0, 0.0, 1.5]),
+        frequency_penalty=st.sampled_from([0.0, 0.0, -0.5]),
+        repetition_penalty=st.sampled_from([1.0, 1.0, 1.3]),
+        logit_bias=st.sampled_from([None, None, {65: 5.0, EOS: 3.0}]),
+        bad_words=st.sampled_from([None, None, ["a", "zz"]]),
+        allowed_token_ids=st.sampled_from([None, None, None, [*range(40, 120), EOS]]),
+        stop=letters,
+        stop_token_ids=st.sampled_from([[], [70, 71]]),
+        include_stop_str_in_output=st.booleans(),
+        logprobs=st.sampled_from([None, 2]),
+        prompt_logprobs=st.sampled_from([None, None, 0, 2]),
+        logprobs_mode=st.sampled_from([None, "processed_logprobs", "raw_logits"]),
+    )
+
+
+def scripts(params: st.SearchStrategy[SamplingParams]) -> st.SearchStrategy[list[ScriptedRequest]]:
     return st.lists(
         st.builds(
             ScriptedRequest,
             prompt=prompts(),
-            params=sampling_params(),
+            params=params,
             arrival=st.integers(0, 6),
             abort=st.one_of(st.none(), st.none(), st.none(), st.integers(0, 40)),
             priority=st.integers(-2, 2),
@@ -94,21 +120,30 @@ def engine_options(draw) -> dict:
 
 
 def assert_same(got: RequestOutput, expected: RequestOutput, *, aborted: bool) -> None:
-    one, other = got.outputs[0], expected.outputs[0]
-    count = len(one.token_ids)
-    assert one.token_ids == other.token_ids[:count]
-    if not aborted or one.finish_reason != "abort":
-        assert (one.text, one.finish_reason, one.stop_reason) == (other.text, other.finish_reason, other.stop_reason)
-        assert count == len(other.token_ids)
-    if one.logprobs is not None:
-        for mine, theirs in zip(one.logprobs, other.logprobs[:count], strict=True):
-            assert mine.keys() == theirs.keys()
-            assert all(math.isclose(mine[i].logprob, theirs[i].logprob, abs_tol=1e-3) for i in mine)
+    for one, other in zip(got.outputs, expected.outputs, strict=True):
+        count = len(one.token_ids)
+        assert one.token_ids == other.token_ids[:count]
+        if not aborted or one.finish_reason != "abort":
+            assert (one.text, one.finish_reason, one.stop_reason) == (
+                other.text,
+                other.finish_reason,
+                other.stop_reason,
+            )
+            assert count == len(other.token_ids)
+        if one.logprobs is not None:
+            assert_same_logprobs(one.logprobs, other.logprobs[:count])
+    if got.prompt_logprobs is not None and not aborted:
+        assert got.prompt_logprobs[0] is None
+        assert_same_logprobs(got.prompt_logprobs[1:], expected.prompt_logprobs[1:])
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-@given(script=scripts(), options=engine_options(), order=st.integers(0, 1000))
-def test_every_request_equals_itself_alone(model, alone, script, options, order):
+def assert_same_logprobs(got: list, expected: list) -> None:
+    for mine, theirs in zip(got, expected, strict=True):
+        assert mine.keys() == theirs.keys()
+        assert all(math.isclose(mine[i].logprob, theirs[i].logprob, abs_tol=1e-3) for i in mine)
+
+
+def play(model, alone, script, options, order) -> None:
     with LLM(str(model), dtype="float32", disable_log_stats=True, **options) as llm:
         shuffle_blocks(llm, order)
         run = run_script(llm, script)
@@ -118,6 +153,18 @@ def test_every_request_equals_itself_alone(model, alone, script, options, order)
         assert_same(output, alone(request), aborted=request.abort is not None)
     assert metrics["kv_blocks_in_use"] == 0
     assert metrics["kv_blocks_free"] + metrics["kv_blocks_cached"] == options["num_kv_blocks"]
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(script=scripts(sampling_params()), options=engine_options(), order=st.integers(0, 1000))
+def test_every_request_equals_itself_alone(model, alone, script, options, order):
+    play(model, alone, script, options, order)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(script=scripts(rich_sampling_params()), options=engine_options(), order=st.integers(0, 1000))
+def test_every_parameter_in_every_combination_equals_itself_alone(model, alone, script, options, order):
+    play(model, alone, script, options, order)
 
 
 @pytest.mark.parametrize("caching", [False, True])

@@ -18,6 +18,7 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
+    "chat": Command("octavo.entrypoints.cli.chat", "talk to a model"),
     "generate": Command("octavo.entrypoints.cli.generate", "complete texts"),
     "pull": Command("octavo.entrypoints.cli.pull", "download a model and print where it is"),
 }

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from octavo.errors import InvalidInput
 from octavo.ops.interface import DTYPES, AttentionMetadata, KVCache, Platform, SamplingBatch
 from octavo.ops.reference.attention import paged_attention
-from octavo.ops.reference.sampling import sample
+from octavo.ops.reference.sampling import process_logits, sample
 from octavo.protocol.kv_cache_spec import KVCacheSpec
 
 
@@ -107,6 +107,9 @@ class ReferencePlatform(Platform):
 
     def sample(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
         return sample(logits, batch)
+
+    def process_logits(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
+        return process_logits(logits, batch)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from octavo.ops.interface import SamplingBatch
 
+_LOWEST_TEMPERATURE = 1e-250
+
 
 def sample(logits: Tensor, batch: SamplingBatch) -> Tensor:
     """See `Platform.sample`. logits [R, V] float32 -> ids [R] int64."""
@@ -25,6 +27,19 @@ def sample(logits: Tensor, batch: SamplingBatch) -> Tensor:
     _filter(probs, batch.top_k[rows], batch.top_p[rows], batch.min_p[rows])
     tokens[rows] = _invert(probs, batch.uniform[rows])
     return tokens
+
+
+def process_logits(logits: Tensor, batch: SamplingBatch) -> Tensor:
+    """See `Platform.process_logits`. logits [R, V] float32 -> [R, V] float64."""
+    temperature = torch.where(batch.temperature == 0, 1.0, batch.temperature)
+    # Nothing overflows at the floor, and there the gap between any two float32 is as good as infinite already.
+    processed = logits.double().div_(temperature.clamp(min=_LOWEST_TEMPERATURE).unsqueeze(1))
+    rows = ((batch.top_k > 0) | (batch.top_p < 1) | (batch.min_p > 0)).nonzero().squeeze(1)
+    if len(rows):
+        probs = _probabilities(logits[rows], temperature[rows])
+        _filter(probs, batch.top_k[rows], batch.top_p[rows], batch.min_p[rows])
+        processed[rows] = processed[rows].masked_fill_(probs == 0, -torch.inf)
+    return processed
 
 
 def _probabilities(logits: Tensor, temperature: Tensor) -> Tensor:

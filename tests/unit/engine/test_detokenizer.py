@@ -1,7 +1,8 @@
-"""IncrementalDetokenizer: what comes out token by token is what a whole decode gives, cut before stop strings."""
+"""IncrementalDetokenizer: what comes out token by token is what a whole decode gives, cut where a stop ends it."""
 
 import functools
 import random
+import re
 import unicodedata
 
 import pytest
@@ -12,6 +13,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from tokenizers.decoders import DecodeStream
 
 from octavo.engine import detokenizer as module
+from octavo.engine import stop_search
 from octavo.engine.detokenizer import IncrementalDetokenizer
 from octavo.protocol.sampling_params import SamplingParams
 from octavo.tokenization.tokenizer import Tokenizer, load_tokenizer
@@ -73,8 +75,10 @@ def stream(tokenizer, ids, params=None, prompt=(), size=1):
         stop = detokenizer.update(ids[start : start + size], False)
         if stop is not None:
             break
-        deltas.append(detokenizer.next_text(False, True))
-    deltas.append(detokenizer.next_text(True, True))
+        deltas.append(detokenizer.next_text(delta=True))
+    if stop is None:
+        stop = detokenizer.finish()
+    deltas.append(detokenizer.next_text(delta=True))
     return deltas, stop, detokenizer
 
 
@@ -278,7 +282,7 @@ class TestStopStrings:
         shown = []
         for token in encode(byte_tokenizer(), "abST!"):
             detokenizer.update([token], False)
-            shown.append(detokenizer.next_text(False, False))
+            shown.append(detokenizer.next_text(delta=False))
         assert shown == ["a", "ab", "ab", "ab", "abST!"]
 
     @pytest.mark.parametrize(("min_tokens", "shown"), [(0, "a"), (2, "a"), (3, "aSTb"), (5, "aSTb"), (6, "aSTbSTc")])
@@ -315,15 +319,172 @@ class TestStopStrings:
         shown, found = _stop_by_definition(text, stops, min_tokens)
         assert ("".join(deltas), detokenizer.text, stop) == (shown, shown, found)
 
+    def test_one_that_the_last_whole_characters_complete_counts(self):
+        """A token that ends inside a character waits; when the request ends its whole characters complete the stop."""
+        half = f"P{_as_bytes('日')[0]}"
+        backend = tokenizers.Tokenizer(models.BPE({"S": 0, "T": 1, "O": 2, half: 3}, []))
+        backend.decoder = decoders.ByteLevel()
+        deltas, stop, detokenizer = stream(Tokenizer(backend), [0, 1, 2, 3], plain(stop="STOP"))
+        assert ("".join(deltas), stop, detokenizer.text) == ("", "STOP", "")
+        assert "".join(stream(Tokenizer(backend), [0, 1, 2, 3], plain(stop="X"))[0]) == "STOP"
+
+    @pytest.mark.parametrize("size", range(1, 13))
+    def test_kept_with_the_text_up_to_its_end(self, size):
+        params = plain(stop="DEFGHIJ", include_stop_str_in_output=True)
+        deltas, stop, _ = stream(byte_tokenizer(), encode(byte_tokenizer(), "ABCDEFGHIJKL"), params, size=size)
+        assert ("".join(deltas), stop) == ("ABCDEFGHIJ", "DEFGHIJ")
+
+    def test_kept_needs_no_holding_back(self):
+        params = plain(stop="STOP", include_stop_str_in_output=True)
+        assert stream(byte_tokenizer(), encode(byte_tokenizer(), "aSTOx"), params)[0] == [*"aSTOx", ""]
+
+    @pytest.mark.parametrize("text", TEXTS)
+    def test_multilingual_texts_are_cut_at_every_place(self, real_tokenizer, text):
+        """Whatever the token borders: cumulative texts grow, joined deltas equal them, and end before the stop."""
+        ids = encode(real_tokenizer, text)
+        shown = real_tokenizer.decode(ids)
+        for start in range(0, len(shown), 3):
+            stop = shown[start : start + 3]
+            for keep in (False, True):
+                params = plain(stop=stop, include_stop_str_in_output=keep)
+                deltas, found, detokenizer = stream(real_tokenizer, ids, params)
+                assert found == stop
+                end = shown.find(stop) + (len(stop) if keep else 0)
+                assert "".join(deltas) == detokenizer.text == shown[:end]
+
+
+class TestStopExpressions:
+    @pytest.mark.parametrize("size", [1, 3, 20])
+    @pytest.mark.parametrize(
+        ("pattern", "text", "shown"),
+        [
+            (r"\d+", "abc 123 def", "abc "),
+            (r"\bEND\b", "BENDED END", "BENDED "),
+            (r"(?i)stop", "please StOp now", "please "),
+            (r"(?m)^Q:", "A: Q: b\nQ: c", "A: Q: b\n"),
+            (r"(\w)\1", "abcdee", "abcd"),
+            (r"日.本", "x日y本z", "x"),
+            (r"(?<=a)b", "bbab", "bba"),
+            (r"(?=END)", "abEND", "ab"),
+            (r"<tool>(?s:.*)</tool>", "a <tool>x\ny</tool> b", "a "),
+        ],
+    )
+    def test_text_ends_before_the_match(self, pattern, text, shown, size):
+        ids = encode(byte_tokenizer(), text)
+        deltas, stop, detokenizer = stream(byte_tokenizer(), ids, plain(stop_regex=pattern), size=size)
+        assert ("".join(deltas), stop, detokenizer.text) == (shown, pattern, shown)
+
+    def test_what_may_become_a_match_is_held_back(self):
+        deltas, stop, _ = stream(byte_tokenizer(), encode(byte_tokenizer(), "a12-b12-3"), plain(stop_regex=r"\d+-\d"))
+        assert deltas == ["a", "", "", "", "12-b", "", "", "", ""]
+        assert stop == r"\d+-\d"
+
+    def test_kept_with_the_text_up_to_the_end_of_the_match(self):
+        params = plain(stop_regex=r"E(ND|OF)", include_stop_str_in_output=True)
+        deltas, stop, _ = stream(byte_tokenizer(), encode(byte_tokenizer(), "abENDcd"), params)
+        assert (deltas, stop) == ([*"abEN", "D"], r"E(ND|OF)")
+
+    def test_kept_never_takes_back_text_when_the_match_ends_early(self):
+        params = plain(stop_regex=r"a(?=.*END)", include_stop_str_in_output=True)
+        deltas, stop, detokenizer = stream(byte_tokenizer(), encode(byte_tokenizer(), "xa long END"), params)
+        assert (stop, detokenizer.text) == (r"a(?=.*END)", "xa long EN")
+        assert "".join(deltas) == detokenizer.text
+
+    def test_matches_within_min_tokens_are_passed_over(self):
+        ids = encode(byte_tokenizer(), "1a22b3")
+        deltas, stop, _ = stream(byte_tokenizer(), ids, plain(stop_regex=r"\d+", min_tokens=4))
+        assert ("".join(deltas), stop) == ("1a22b", r"\d+")
+
+    def test_of_a_string_and_an_expression_the_one_that_ends_first(self):
+        ids = encode(byte_tokenizer(), "abcde")
+        for stop, pattern, shown, found in (
+            ("cd", "b.d", "a", "b.d"),
+            ("bc", "c.", "a", "bc"),
+            ("de", "bcd", "a", "bcd"),
+        ):
+            deltas, reason, _ = stream(byte_tokenizer(), ids, plain(stop=stop, stop_regex=pattern))
+            assert ("".join(deltas), reason) == (shown, found)
+
+    def test_expression_without_end_is_given_up(self, monkeypatch):
+        monkeypatch.setattr(stop_search, "TIME_LIMIT", 0.05)
+        detokenizer = IncrementalDetokenizer(byte_tokenizer(), [], plain(stop_regex="(a|aa)+c"))
+        with pytest.raises(stop_search.SearchTimeout, match=r"\(a\|aa\)\+c.*more than 0.05 s"):
+            detokenizer.update(encode(byte_tokenizer(), "a" * 60 + "b"), False)
+
+    def test_longest_match_is_bounded_and_so_is_what_is_held_back(self, monkeypatch):
+        monkeypatch.setattr(stop_search, "LOOK_BACK", 10)
+        ids = encode(byte_tokenizer(), "x<" + "y" * 20 + ">")
+        deltas, stop, _ = stream(byte_tokenizer(), ids, plain(stop_regex="<.*>"))
+        assert (stop, "".join(deltas)) == (None, "x<" + "y" * 20 + ">")
+        deltas, stop, _ = stream(byte_tokenizer(), encode(byte_tokenizer(), "x<yyyyyyy>"), plain(stop_regex="<.*>"))
+        assert ("".join(deltas), stop) == ("x", "<.*>")
+
+    @settings(max_examples=300, deadline=None)
+    @given(
+        text=st.text("ab1日\n", max_size=25),
+        patterns=st.lists(
+            st.sampled_from(["a+b", "[ab]1", r"1\d*a", "(a|ab)(1|b1)", "b(?=1)", "(?<!a)b", "a.*?1", "^b", "日|aa"]),
+            min_size=1,
+            max_size=3,
+        ),
+        stops=st.lists(st.text("ab1", min_size=2, max_size=3), max_size=1),
+        min_tokens=st.integers(0, 10),
+        keep=st.booleans(),
+    )
+    def test_any_expressions_in_any_text(self, text, patterns, stops, min_tokens, keep):
+        """Against the definition: after every token all text is searched anew; what was handed out is never cut."""
+        ids = encode(byte_tokenizer(), text)
+        params = plain(stop=stops, stop_regex=patterns, min_tokens=min_tokens, include_stop_str_in_output=keep)
+        deltas, stop, detokenizer = stream(byte_tokenizer(), ids, params)
+        shown, found = _expressions_by_definition(text, patterns, stops, min_tokens, keep)
+        assert ("".join(deltas), detokenizer.text, stop) == (shown, shown, found)
+
+
+class TestSpacesBetweenSpecialTokens:
+    @staticmethod
+    def words():
+        """A tokenizer that writes spaces between all tokens, the added ones included."""
+        backend = tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 1}, "a"))
+        backend.add_special_tokens(["<x>", "<y>"])
+        return Tokenizer(backend)
+
+    @pytest.mark.parametrize(
+        ("prompt", "ids", "kept", "left_out"),
+        [
+            ([], [0, 2, 3, 2, 1, 0], "a <x> <y> <x> b a", "a <x><y><x> b a"),
+            ([0, 2], [3, 0, 3], " <y> a <y>", "<y> a <y>"),
+            ([0], [2, 2], " <x> <x>", " <x><x>"),
+        ],
+    )
+    def test_are_kept_or_left_out(self, prompt, ids, kept, left_out):
+        for spaces, shown in ((True, kept), (False, left_out)):
+            params = plain(skip_special_tokens=False, spaces_between_special_tokens=spaces)
+            assert "".join(stream(self.words(), ids, params, prompt)[0]) == shown
+
+    def test_where_none_are_written_nothing_changes(self):
+        for spaces in (True, False):
+            params = plain(skip_special_tokens=False, spaces_between_special_tokens=spaces)
+            assert "".join(stream(byte_tokenizer(), [0, EOS, EOS, 0], params)[0]) == "!</s></s>!"
+
 
 class TestEnds:
+    def test_token_that_ends_the_request_is_shown_if_asked_for(self):
+        tokenizer, ids = byte_tokenizer(), encode(byte_tokenizer(), "abc")
+        for skip, last, shown in ((True, ids[-1], "abc"), (True, EOS, "ab"), (False, EOS, "ab</s>")):
+            params = plain(skip_special_tokens=skip, include_stop_str_in_output=True)
+            detokenizer = IncrementalDetokenizer(tokenizer, [], params)
+            assert detokenizer.update([*ids[:2], last], True) is None
+            detokenizer.finish()
+            assert detokenizer.next_text(delta=False) == shown
+
     def test_a_token_that_ends_the_request_is_not_shown(self):
         tokenizer, ids = byte_tokenizer(), encode(byte_tokenizer(), "abc")
         for params in (plain(), plain(skip_special_tokens=False)):
             for last in (EOS, ids[-1]):
                 detokenizer = IncrementalDetokenizer(tokenizer, [], params)
                 assert detokenizer.update([*ids[:2], last], True) is None
-                assert detokenizer.next_text(True, False) == "ab"
+                assert detokenizer.finish() is None
+                assert detokenizer.next_text(delta=False) == "ab"
                 assert detokenizer.num_tokens == 3
 
     def test_without_detokenize_there_is_no_text(self):
@@ -333,7 +494,9 @@ class TestEnds:
     def test_nothing_is_handed_out_twice(self):
         detokenizer = IncrementalDetokenizer(byte_tokenizer(), [], plain())
         detokenizer.update(encode(byte_tokenizer(), "abc"), False)
-        assert [detokenizer.next_text(f, True) for f in (False, False, True, True)] == ["abc", "", "", ""]
+        assert [detokenizer.next_text(delta=True) for _ in range(2)] == ["abc", ""]
+        detokenizer.finish()
+        assert [detokenizer.next_text(delta=True) for _ in range(2)] == ["", ""]
 
 
 def _stop_by_definition(text, stops, min_tokens):
@@ -343,6 +506,29 @@ def _stop_by_definition(text, stops, min_tokens):
             if matches:
                 stop = max(matches, key=len)
                 return text[: end - len(stop)], stop
+    return text, None
+
+
+def _expressions_by_definition(text, patterns, stops, min_tokens, keep):
+    """(text shown, stop) by a search of the whole text after every token (of the byte tokenizer)."""
+    passed = dict.fromkeys(patterns, 0)
+    seen = 0
+    for character_end in range(1, len(text) + 1):
+        so_far = text[:character_end]
+        found = []
+        for pattern in patterns:
+            compiled = re.compile(pattern)
+            while (match := compiled.search(so_far, passed[pattern])) is not None:
+                if len(so_far.encode()) > min_tokens:
+                    found.append((match.end(), match.start(), pattern))
+                    break
+                passed[pattern] = max(match.end(), match.start() + 1)
+        if len(so_far.encode()) > min_tokens:
+            found += [(character_end, character_end - len(stop), stop) for stop in stops if so_far.endswith(stop)]
+        if found:
+            end, start, reason = min(found)
+            return (text[: max(end, seen)] if keep else text[:start]), reason
+        seen = character_end
     return text, None
 
 

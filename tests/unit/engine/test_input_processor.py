@@ -1,11 +1,14 @@
 """InputProcessor and as_prompt_list: what is one prompt, what is refused, what is resolved."""
 
 import logging
+import subprocess
+import sys
 import time
 
 import msgspec
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +17,7 @@ from octavo.engine.input_processor import InputProcessor, as_prompt_list
 from octavo.errors import InvalidInput
 from octavo.protocol.messages import EngineCoreRequest
 from octavo.protocol.sampling_params import SamplingParams
+from octavo.sampling.logits_processors import LogitsProcessor
 
 VOCAB_SIZE = 300
 
@@ -46,7 +50,8 @@ def model_config(**changes):
     return ModelConfig(**{**values, **changes})
 
 
-def make_processor(*, max_model_len=100, num_blocks=50, seed=0, tokenizer=None, **model):
+def make_processor(*, max_model_len=100, num_blocks=50, seed=0, tokenizer=None, logprobs_mode=None, **model):
+    options = {} if logprobs_mode is None else {"logprobs_mode": logprobs_mode}
     return InputProcessor(
         tokenizer=tokenizer or ByteTokenizer(),
         model=model_config(**model),
@@ -54,6 +59,7 @@ def make_processor(*, max_model_len=100, num_blocks=50, seed=0, tokenizer=None, 
         num_blocks=num_blocks,
         block_size=16,
         engine_seed=seed,
+        **options,
     )
 
 
@@ -274,20 +280,219 @@ def test_parameters_of_another_type_are_refused(params):
         process("a", params)
 
 
-def test_stop_token_outside_the_vocabulary_is_refused_by_name():
-    assert process("a", SamplingParams(stop_token_ids=[299])).sampling_params.stop_token_ids == [299]
-    with pytest.raises(InvalidInput, match=r"stop_token_ids holds 300, .* 300 tokens"):
-        process("a", SamplingParams(stop_token_ids=[5, 300]))
+@pytest.mark.parametrize("name", ["stop_token_ids", "allowed_token_ids", "logit_bias"])
+def test_id_outside_the_vocabulary_is_refused_by_name_and_limit(name):
+    def values(*ids):
+        return {str(id): 1.0 for id in ids} if name == "logit_bias" else list(ids)
+
+    process("a", SamplingParams(**{name: values(0, 299)}))
+    with pytest.raises(InvalidInput, match=rf"{name} holds 300, .* 300 tokens; ids must be between 0 and 299"):
+        process("a", SamplingParams(**{name: values(5, 300)}))
+    with pytest.raises(InvalidInput, match=rf"{name} holds 191222, "):
+        process("a", SamplingParams(**{name: values(191222)}))
 
 
-@pytest.mark.parametrize("logprobs", [-1, 0, 300])
-def test_logprobs_up_to_the_vocabulary_are_taken(logprobs):
-    assert process("a", SamplingParams(logprobs=logprobs)).sampling_params.logprobs == logprobs
+@pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
+def test_logprobs_up_to_the_vocabulary_are_taken(name):
+    for number in (-1, 0, 300):
+        assert getattr(process("a", SamplingParams(**{name: number})).sampling_params, name) == number
+    with pytest.raises(InvalidInput, match=rf"{name}=301 .* 300 tokens"):
+        process("a", SamplingParams(**{name: 301}))
 
 
-def test_more_logprobs_than_the_vocabulary_are_refused_with_both():
-    with pytest.raises(InvalidInput, match=r"logprobs=301 .* 300 tokens"):
-        process("a", SamplingParams(logprobs=301))
+def test_logprobs_mode_is_the_requests_own_or_the_engines():
+    assert process("a").sampling_params.logprobs_mode == "raw_logprobs"
+    processor = make_processor(logprobs_mode="processed_logits")
+    assert process("a", processor=processor).sampling_params.logprobs_mode == "processed_logits"
+    own = SamplingParams(logprobs=1, logprobs_mode="raw_logits")
+    assert process("a", own, processor).sampling_params.logprobs_mode == "raw_logits"
+
+
+def test_samples_of_a_request_share_one_seed():
+    request = process("a", SamplingParams(n=3))
+    assert request.sampling_params.n == 3
+    assert request.sampling_params.seed == process("a", SamplingParams()).sampling_params.seed
+
+
+class Halve(LogitsProcessor):
+    def __init__(self, params, prompt_token_ids):
+        pass
+
+    def __call__(self, output_token_ids, logits):
+        return logits / 2
+
+
+def test_logits_processors_are_loaded_at_the_door():
+    sys.modules["halving"] = sys.modules[__name__]
+    try:
+        request = process("a", SamplingParams(logits_processors=["halving:Halve"]))
+        assert request.sampling_params.logits_processors == ["halving:Halve"]
+        for path in ("halving:Nothing", "no_such_module:Halve", "halving:InputProcessor"):
+            with pytest.raises(InvalidInput, match=f"logits_processors.*{path}"):
+                process("a", SamplingParams(logits_processors=["halving:Halve", path]))
+    finally:
+        del sys.modules["halving"]
+
+
+# Words that are not generated
+
+
+def test_bad_words_become_token_ids():
+    request = process("a", SamplingParams(bad_words=["ab", "c"]))
+    assert request.bad_words_token_ids == [[99, 100], [101]]
+    assert process("a").bad_words_token_ids == []
+
+
+def test_bad_words_that_leave_nothing_of_the_allowed_tokens_are_refused():
+    params = {"allowed_token_ids": [99, 100]}
+    process("a", SamplingParams(**params, bad_words=["a"]))
+    with pytest.raises(InvalidInput, match=r"allowed_token_ids=\[99, 100\] are all banned by bad_words"):
+        process("a", SamplingParams(**params, bad_words=["a", "b"]))
+    with pytest.raises(InvalidInput, match=r"banned by bad_words behind the tokens \[99\]"):
+        process("a", SamplingParams(**params, bad_words=["aa", "ab"]))
+
+
+def test_min_tokens_that_hold_back_all_that_is_allowed_are_refused():
+    SamplingParams(allowed_token_ids=[0, 5], min_tokens=1)
+    process("a", SamplingParams(allowed_token_ids=[0, 5], stop_token_ids=[5]))
+    with pytest.raises(InvalidInput, match=r"allowed_token_ids=\[0, 5\] .* min_tokens=1"):
+        process("a", SamplingParams(allowed_token_ids=[0, 5], stop_token_ids=[5], min_tokens=1))
+    process("a", SamplingParams(allowed_token_ids=[0, 5], ignore_eos=True, min_tokens=1))
+
+
+# Prompts as embeddings
+
+
+def embeddings(num_tokens=3, hidden=8, dtype=torch.float32):
+    return torch.arange(num_tokens * hidden, dtype=torch.float32).reshape(num_tokens, hidden).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_embeddings_become_bytes_and_their_tokens_placeholders(dtype):
+    tensor = embeddings(dtype=dtype)
+    for prompt in (tensor, {"prompt_embeds": tensor, "cache_salt": "s"}, tensor.T.contiguous().T.requires_grad_()):
+        request, text = make_processor().process("r", prompt, SamplingParams())
+        packed = request.prompt_embeds
+        assert (text, request.prompt_token_ids, packed.shape) == (None, [0, 0, 0], (3, 8))
+        assert packed.dtype == str(dtype).removeprefix("torch.")
+        rebuilt = torch.frombuffer(bytearray(packed.data), dtype=dtype).reshape(packed.shape)
+        assert torch.equal(rebuilt, tensor)
+        assert request.cache_salt == ("s" if isinstance(prompt, dict) else None)
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(request), type=EngineCoreRequest) == request
+
+
+def test_one_tensor_is_one_prompt_and_a_list_of_them_several():
+    first, second = embeddings(1), embeddings(2)
+    (prompt,) = as_prompt_list(first)
+    assert prompt is first
+    listed = as_prompt_list([first, second, {"prompt_embeds": first}, "text"])
+    assert listed[0] is first
+    assert listed[1] is second
+    assert len(listed) == 4
+
+
+BAD_EMBEDS = [
+    (torch.zeros(8), r"shape \[8\]; it must be \[num_tokens, hidden_size\]"),
+    (torch.zeros(1, 3, 8), r"shape \[1, 3, 8\]"),
+    (torch.zeros(0, 8), r"shape \[0, 8\], so it is empty"),
+    (torch.zeros(3, 0), r"shape \[3, 0\]"),
+    (torch.zeros(()), r"shape \[\]"),
+    (torch.zeros(3, 8, dtype=torch.int64), "dtype int64; it must be one of float32, bfloat16, float16"),
+    (torch.zeros(3, 8, dtype=torch.float64), "dtype float64"),
+    (np.zeros((3, 8)), "is a ndarray"),
+]
+
+
+@pytest.mark.parametrize(("tensor", "message"), BAD_EMBEDS)
+def test_embeddings_of_another_form_are_refused(tensor, message):
+    with pytest.raises(InvalidInput, match=message):
+        as_prompt_list(tensor)
+    with pytest.raises(InvalidInput, match=f"prompt 1: .*{message}"):
+        as_prompt_list(["a", tensor])
+    with pytest.raises(InvalidInput, match=message):
+        process({"prompt_embeds": tensor})
+
+
+def test_embeddings_that_do_not_fit_the_model_are_refused():
+    with pytest.raises(InvalidInput, match=r"rows of 9 numbers, but the model's hidden size is 8"):
+        process(embeddings(hidden=9))
+    for bad in (float("nan"), float("inf"), float("-inf")):
+        tensor = embeddings()
+        tensor[1, 2] = bad
+        with pytest.raises(InvalidInput, match="prompt_embeds holds values that are no finite numbers"):
+            process(tensor)
+    with pytest.raises(InvalidInput, match="prompt_embeds cannot be read"):
+        process(torch.zeros(3, 8, device="meta"))
+    with pytest.raises(InvalidInput, match="prompt has 100 tokens"):
+        process(embeddings(100))
+
+
+@pytest.mark.parametrize("value", [[[0.0] * 8], "text", 5, np.zeros((1, 8))])
+def test_prompt_embeds_that_are_no_tensor_are_refused(value):
+    with pytest.raises(InvalidInput, match=r"prompt_embeds=.*must be a torch\.Tensor"):
+        process({"prompt_embeds": value})
+
+
+def test_prompt_has_one_content():
+    for extra in ({"prompt": "a"}, {"prompt_token_ids": [1]}):
+        with pytest.raises(InvalidInput, match="exactly one of prompt, prompt_token_ids, prompt_embeds"):
+            process({"prompt_embeds": embeddings(), **extra})
+
+
+def test_prompt_logprobs_of_embeddings_are_refused():
+    with pytest.raises(InvalidInput, match="prompt_logprobs=1 needs the tokens of the prompt"):
+        process(embeddings(), SamplingParams(prompt_logprobs=1))
+
+
+def test_texts_need_no_torch():
+    code = "import sys, octavo.engine.input_processor; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+
+
+# The receipt
+
+
+def test_receipt_of_plain_parameters_is_empty():
+    for params in (SamplingParams(), SamplingParams(temperature=0, seed=-1, top_k=-1), SamplingParams(max_tokens=None)):
+        request = process("a", params)
+        assert (request.clamps, request.ignored) == ([], [])
+
+
+def test_receipt_names_what_was_lowered():
+    params = SamplingParams(max_tokens=1000, min_tokens=500, top_k=5000)
+    request = process([7] * 15, params)
+    assert request.clamps == [
+        "max_tokens 1000 -> 85 (room left)",
+        "min_tokens 500 -> 85 (max_tokens)",
+        "top_k 5000 -> 300 (vocabulary)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("params", "named"),
+    [
+        ({"temperature": 0, "top_p": 0.5, "top_k": 3}, ["top_p=0.5", "top_k=3"]),
+        ({"temperature": 0, "min_p": 0.1, "seed": 0}, ["min_p=0.1", "seed=0"]),
+        ({"detokenize": False, "skip_special_tokens": False}, ["skip_special_tokens=False"]),
+        ({"detokenize": False, "include_stop_str_in_output": True}, ["include_stop_str_in_output=True"]),
+        ({"detokenize": False, "spaces_between_special_tokens": False}, ["spaces_between_special_tokens=False"]),
+        ({"spaces_between_special_tokens": False}, ["spaces_between_special_tokens=False"]),
+        ({"spaces_between_special_tokens": False, "skip_special_tokens": False}, []),
+        ({"logprobs_mode": "raw_logits"}, ["logprobs_mode='raw_logits'"]),
+        ({"logprobs_mode": "raw_logits", "prompt_logprobs": 0}, []),
+        ({"extra_args": {"a": 1}}, ["extra_args={'a': 1}"]),
+        ({"repetition_penalty": 1.2}, []),
+    ],
+)  # fmt: skip
+def test_receipt_names_what_does_not_apply_and_why(params, named):
+    ignored = process("a", SamplingParams(**params)).ignored
+    assert [entry.split(": ")[0] if "{" not in entry else entry.rsplit(": ", 1)[0] for entry in ignored] == named
+    assert all(len(entry.rsplit(": ", 1)[1]) > 10 for entry in ignored)
+
+
+def test_receipt_says_that_embeddings_have_no_tokens_to_penalise():
+    (entry,) = process(embeddings(), SamplingParams(repetition_penalty=1.2)).ignored
+    assert entry.startswith("repetition_penalty=1.2: ")
 
 
 def test_top_k_beyond_the_vocabulary_keeps_all_of_it():
@@ -362,20 +567,20 @@ def test_defaults_that_cannot_be_honoured_are_left_out_and_named_in_one_line(cap
     caplog.set_level(logging.INFO, "octavo")
     processor = make_processor(
         default_sampling=(
-            ("repetition_penalty", 1.1),
+            ("repetition_penalty", -1.0),
             ("temperature", 0.6),
             ("top_p", 1.5),
             ("do_sample", True),
-            ("presence_penalty", 0.0),
+            ("presence_penalty", 0.5),
         )
     )
-    assert processor.default_sampling_params() == SamplingParams(temperature=0.6)
+    assert processor.default_sampling_params() == SamplingParams(temperature=0.6, presence_penalty=0.5)
     (line,) = [record.getMessage() for record in caplog.records]
-    assert "repetition_penalty=1.1, top_p=1.5, do_sample=True" in line
+    assert "repetition_penalty=-1.0, top_p=1.5, do_sample=True" in line
     assert "presence_penalty" not in line
 
 
 def test_nothing_is_said_when_every_default_is_honoured(caplog):
     caplog.set_level(logging.INFO, "octavo")
-    make_processor(default_sampling=(("temperature", 0.6), ("repetition_penalty", 1.0)))
+    make_processor(default_sampling=(("temperature", 0.6), ("repetition_penalty", 1.1)))
     assert caplog.records == []

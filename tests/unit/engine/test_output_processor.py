@@ -1,6 +1,7 @@
 """OutputProcessor: core outputs in, RequestOutputs out. The core is scripted; tokenizer and detokenizer are real."""
 
 import copy
+import itertools
 
 import pytest
 import tokenizers
@@ -8,12 +9,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
+from octavo.engine import stop_search
+from octavo.engine.detokenizer import _TextStream
 from octavo.engine.output_processor import OutputProcessor
 from octavo.errors import InvalidInput
-from octavo.protocol.messages import EngineCoreOutput, EngineCoreRequest, FinishReason, RequestTimings, TokenLogprobs
+from octavo.protocol.messages import (
+    EngineCoreOutput,
+    EngineCoreRequest,
+    FinishReason,
+    PromptEmbeds,
+    RequestTimings,
+    TokenLogprobs,
+    sample_request_ids,
+)
 from octavo.protocol.outputs import Logprob
 from octavo.protocol.sampling_params import RequestOutputKind, SamplingParams
-from octavo.tokenization.tokenizer import load_tokenizer
+from octavo.tokenization.tokenizer import Tokenizer, load_tokenizer
 
 DELTA, FINAL_ONLY = RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY
 EOS = 256
@@ -41,12 +52,13 @@ class Core:
         self.emitted = []
         self.dropped = []
 
-    def add(self, request_id="r", prompt="hi", **params):
+    def add(self, request_id="r", prompt="hi", receipt=(), **params):
+        fields = {"prompt_token_ids": self.ids("hi"), **dict(receipt)}
         request = EngineCoreRequest(
             request_id=request_id,
-            prompt_token_ids=self.ids("hi"),
             sampling_params=SamplingParams(**{"max_tokens": 1000, "seed": 0, **params}),
             arrival_time=10.0,
+            **fields,
         )
         self.processor.add_request(request, prompt)
         return request
@@ -369,7 +381,339 @@ def test_phases_not_reached_take_no_time(core):
     assert (metrics.queue_time, metrics.prefill_time, metrics.decode_time) == (1.0, 0.0, 0.0)
 
 
+def test_receipt_is_on_every_output(core):
+    core.add(receipt={"clamps": ["max_tokens 9 -> 5 (room left)"], "ignored": ["top_p=0.5: greedy"]})
+    for output in (core.send([65])[0], core.send([66], FinishReason.LENGTH)[0]):
+        assert output.metrics.clamps == ["max_tokens 9 -> 5 (room left)"]
+        assert output.metrics.ignored == ["top_p=0.5: greedy"]
+        output.metrics.clamps.clear()
+
+
+# What ends the text
+
+
+def test_last_whole_characters_can_complete_a_stop_string(core, monkeypatch):
+    """What is pending at the end is taken in before it is decided why the request ended."""
+    core.add(stop="P", output_kind=DELTA)
+    monkeypatch.setattr(_TextStream, "flush", lambda self: "P")
+    core.send(core.ids("a"))
+    (output,) = core.send(core.ids("日")[:1], FinishReason.LENGTH)
+    completion = output.outputs[0]
+    assert (completion.text, completion.finish_reason, completion.stop_reason) == ("", "stop", "P")
+    assert core.dropped == []
+
+
+@pytest.mark.parametrize("kind", RequestOutputKind)
+def test_stop_string_is_kept_if_asked_for(core, kind):
+    core.add(stop="CD", include_stop_str_in_output=True, output_kind=kind)
+    outputs = core.stream("ABCDEF")
+    text = "".join(output.text for output in outputs) if kind is DELTA else outputs[-1].text
+    assert (text, outputs[-1].stop_reason) == ("ABCD", "CD")
+
+
+@pytest.mark.parametrize(("skip", "shown"), [(True, "a"), (False, "a<eos>")])
+def test_stop_token_is_shown_if_asked_for_and_special_ones_if_these_are(core, skip, shown):
+    core.add(include_stop_str_in_output=True, skip_special_tokens=skip)
+    core.send(core.ids("a"))
+    (output,) = core.send([EOS], FinishReason.STOP)
+    assert output.outputs[0].text == shown
+    core.add("q", include_stop_str_in_output=True, skip_special_tokens=skip)
+    (output,) = core.send(core.ids("ab"), FinishReason.STOP, "q", stop_reason=core.ids("b")[0])
+    assert output.outputs[0].text == "ab"
+
+
+def test_match_of_an_expression_ends_the_request_and_names_it(core):
+    core.add(stop_regex=r"\d{2}", logprobs=0)
+    ids = core.ids("ab12cd")
+    (output,) = core.send(ids, logprobs=[TokenLogprobs([id], [-1.0], 1) for id in ids])
+    completion = output.outputs[0]
+    assert (completion.text, completion.token_ids) == ("ab", core.ids("ab12"))
+    assert (completion.finish_reason, completion.stop_reason, len(completion.logprobs)) == ("stop", r"\d{2}", 4)
+    assert core.dropped == ["r"]
+
+
+def test_expression_that_never_comes_to_an_end_aborts_its_own_request_only(core, monkeypatch):
+    monkeypatch.setattr(stop_search, "TIME_LIMIT", 0.05)
+    core.add(stop_regex="(a|aa)+c")
+    core.add("other")
+    core.send(core.ids("a" * 60 + "b"))
+    (output,) = core.emitted
+    assert output.outputs[0].finish_reason == "abort"
+    assert "stop_regex='(a|aa)+c' takes more than" in output.outputs[0].stop_reason
+    assert core.dropped == ["r"]
+    assert core.send(core.ids("x"), request_id="other")[0].outputs[0].text == "x"
+
+
+def test_request_that_could_not_go_on_says_why(core):
+    core.add()
+    core.send(core.ids("a"))
+    (output,) = core.send((), FinishReason.ABORT, error="logits processor a:B failed")
+    completion = output.outputs[0]
+    assert (completion.text, completion.finish_reason) == ("a", "abort")
+    assert completion.stop_reason == "logits processor a:B failed"
+
+
+def test_placeholders_of_embeddings_are_no_context_for_the_text():
+    """Behind a token this tokenizer writes a space; embeddings are no tokens."""
+    core = Core(Tokenizer(tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 1}, "a"))))
+    core.add("ids", receipt={"prompt_token_ids": [0, 0]})
+    assert core.send([1], request_id="ids")[0].outputs[0].text == " b"
+    embeds = PromptEmbeds(b"", "float32", (2, 4))
+    core.add("embeds", prompt=None, receipt={"prompt_token_ids": [0, 0], "prompt_embeds": embeds})
+    (output,) = core.send([1], request_id="embeds")
+    assert (output.prompt, output.prompt_token_ids, output.outputs[0].text) == (None, [0, 0], "b")
+
+
+# Log-probabilities of the prompt
+
+
+def prompt_entries(ids):
+    return [TokenLogprobs(token_ids=[id, 5], logprobs=[-2.0, -0.5], sampled_rank=3) for id in ids[1:]]
+
+
+@pytest.mark.parametrize("kind", RequestOutputKind)
+def test_prompt_logprobs_are_one_a_token_and_the_first_is_none(core, kind):
+    core.add(prompt_logprobs=1, output_kind=kind)
+    core.send(core.ids("a"), prompt_logprobs=prompt_entries(core.ids("hi")))
+    core.send(core.ids("b"), FinishReason.LENGTH)
+    decode = core.tokenizer.decode_token
+    (second,) = core.ids("i")
+    expected = [None, {second: Logprob(-2.0, 3, "i"), 5: Logprob(-0.5, 1, decode(5))}]
+    assert core.emitted[0].prompt_logprobs == expected
+    if kind is not FINAL_ONLY:
+        assert core.emitted[1].prompt_logprobs == (None if kind is DELTA else expected)
+    assert core.emitted[0].outputs[0].logprobs is None
+
+
+def test_deltas_bring_prompt_logprobs_with_the_first_text(core):
+    core.add(prompt_logprobs=0, output_kind=DELTA)
+    assert core.send(core.ids("é")[:1], prompt_logprobs=prompt_entries(core.ids("hi"))) == []
+    (output,) = core.send(core.ids("é")[1:])
+    assert len(output.prompt_logprobs) == 2
+
+
+@pytest.mark.parametrize("entries", [None, []])
+def test_prompt_of_one_token_has_one_none(core, entries):
+    core.add(prompt_logprobs=2, receipt={"prompt_token_ids": core.ids("h")})
+    assert core.send([65], prompt_logprobs=entries)[0].prompt_logprobs == [None]
+
+
+def test_request_that_ends_before_its_prompt_is_computed_has_none(core):
+    core.add(prompt_logprobs=2)
+    (output,) = core.processor.abort(["r"])
+    assert output.prompt_logprobs is None
+
+
+def test_users_may_change_prompt_logprobs(core):
+    core.add(prompt_logprobs=1)
+    core.send([65], prompt_logprobs=prompt_entries(core.ids("hi")))[0].prompt_logprobs.clear()
+    assert len(core.send([66])[0].prompt_logprobs) == 2
+
+
+def test_infinite_values_are_passed_as_they_come(core):
+    core.add(logprobs=1)
+    entry = TokenLogprobs(token_ids=[65, 66], logprobs=[float("-inf"), 3.5], sampled_rank=2)
+    completion = core.send([65], logprobs=[entry])[0].outputs[0]
+    assert [logprob.logprob for logprob in completion.logprobs[0].values()] == [float("-inf"), 3.5]
+    assert completion.cumulative_logprob == float("-inf")
+
+
+# Several samples of one request
+
+
+def test_cumulative_outputs_hold_all_samples_in_order(core):
+    core.add(n=3)
+    (output,) = core.send(core.ids("b"), request_id="1_r")
+    assert [(c.index, c.text, c.finish_reason) for c in output.outputs] == [
+        (0, "", None),
+        (1, "b", None),
+        (2, "", None),
+    ]
+    core.send(core.ids("a"), FinishReason.LENGTH, "0_r")
+    (output,) = core.send(core.ids("c"), FinishReason.STOP, "2_r", stop_reason=7)
+    assert [(c.text, c.finish_reason, c.stop_reason) for c in output.outputs] == [
+        ("a", "length", None),
+        ("b", None, None),
+        ("", "stop", 7),
+    ]
+    assert (output.request_id, output.finished) == ("r", False)
+    (output,) = core.send(core.ids("!"), FinishReason.LENGTH, "1_r")
+    assert [c.text for c in output.outputs] == ["a", "b!", ""]
+    assert output.finished
+    assert not core.processor.has_unfinished_requests()
+
+
+def test_samples_of_one_step_come_in_one_output(core):
+    core.add(n=2)
+    outputs = [
+        EngineCoreOutput(request_id=f"{i}_r", new_token_ids=core.ids("ab"[i]), timings=RequestTimings(arrival=10.0))
+        for i in (1, 0)
+    ]
+    (output,), stopped = core.processor.process(outputs)
+    assert ([c.text for c in output.outputs], stopped) == (["a", "b"], [])
+
+
+def test_deltas_hold_only_the_samples_that_changed(core):
+    core.add(n=3, output_kind=DELTA)
+    (output,) = core.send(core.ids("x"), request_id="2_r")
+    assert [(c.index, c.text) for c in output.outputs] == [(2, "x")]
+    core.send(core.ids("y"), FinishReason.LENGTH, "2_r")
+    (output,) = core.send(core.ids("z"), request_id="0_r")
+    assert [(c.index, c.text) for c in output.outputs] == [(0, "z")]
+    core.send((), FinishReason.LENGTH, "1_r")
+    (output,) = core.send((), FinishReason.LENGTH, "0_r")
+    assert [(c.index, c.text, c.finish_reason) for c in output.outputs] == [(0, "", "length")]
+    assert output.finished
+
+
+def test_final_only_waits_for_the_last_sample(core):
+    core.add(n=2, output_kind=FINAL_ONLY)
+    assert core.send(core.ids("b"), FinishReason.LENGTH, "1_r") == []
+    (output,) = core.send(core.ids("a"), FinishReason.LENGTH, "0_r")
+    assert [(c.index, c.text) for c in output.outputs] == [(0, "a"), (1, "b")]
+
+
+def test_stop_ends_its_sample_only_and_the_core_is_told_which(core):
+    core.add(n=2, stop="b")
+    core.send(core.ids("ab"), request_id="1_r")
+    assert core.dropped == ["1_r"]
+    assert core.send(core.ids("x"), request_id="1_r") == []
+    (output,) = core.send(core.ids("c"), request_id="0_r")
+    assert [(c.text, c.finish_reason) for c in output.outputs] == [("c", None), ("a", "stop")]
+
+
+def test_abort_ends_the_samples_that_are_open(core):
+    core.add(n=3)
+    core.send(core.ids("a"), FinishReason.LENGTH, "0_r")
+    core.send(core.ids("b"), request_id="1_r")
+    (output,) = core.processor.abort(["r"])
+    assert [(c.text, c.finish_reason) for c in output.outputs] == [("a", "length"), ("b", "abort"), ("", "abort")]
+    assert output.finished
+    assert core.processor.abort(["r", "0_r"]) == []
+
+
+def test_one_sample_can_be_aborted(core):
+    core.add(n=2)
+    (output,) = core.processor.abort(["1_r", "1_r"])
+    assert [c.finish_reason for c in output.outputs] == [None, "abort"]
+    assert core.processor.is_live("r")
+    assert core.send(core.ids("a"), FinishReason.LENGTH, "0_r")[0].finished
+    assert not core.processor.is_live("r")
+
+
+def test_ids_of_samples_are_taken_as_long_as_their_request_lives(core):
+    core.add(n=2)
+    core.send(core.ids("a"), FinishReason.LENGTH, "0_r")
+    assert all(core.processor.is_live(id) for id in ("r", "0_r", "1_r"))
+    for clash in ("r", "0_r", "1_r"):
+        with pytest.raises(InvalidInput, match=clash):
+            core.add(clash)
+    core.add("0_q")
+    with pytest.raises(InvalidInput, match="request_id='q' needs the id '0_q'"):
+        core.add("q", n=2)
+    assert not core.processor.is_live("1_q")
+    core.add("q")
+    core.send((), FinishReason.ABORT, "1_r")
+    assert not any(core.processor.is_live(id) for id in ("r", "0_r", "1_r"))
+
+
+def test_metrics_of_samples_are_merged(core):
+    core.add(n=2)
+    early = RequestTimings(arrival=10.0, scheduled=11.0, first_token=13.0, last_token=15.0)
+    late = RequestTimings(arrival=10.0, scheduled=14.0, first_token=14.5, last_token=17.0)
+    core.send([65], request_id="1_r", timings=late, num_preemptions=2, num_cached_tokens=1)
+    (output,) = core.send([65], request_id="0_r", timings=early, num_preemptions=1, num_cached_tokens=16)
+    metrics = output.metrics
+    assert (metrics.queue_time, metrics.prefill_time, metrics.decode_time) == (1.0, 2.0, 4.0)
+    assert (metrics.num_preemptions, output.num_cached_tokens) == (3, 16)
+
+
+def test_prompt_logprobs_come_with_the_first_sample(core):
+    core.add(n=2, prompt_logprobs=0)
+    assert core.send(core.ids("b"), request_id="1_r")[0].prompt_logprobs is None
+    (output,) = core.send(core.ids("a"), request_id="0_r", prompt_logprobs=prompt_entries(core.ids("hi")))
+    assert len(output.prompt_logprobs) == 2
+
+
 # Any interleaving
+
+
+@st.composite
+def groups(draw):
+    """Requests of one to three samples each: texts, kind, stops; and the order in which tokens and aborts come."""
+    requests = draw(
+        st.lists(
+            st.tuples(
+                st.lists(st.text("ab1é日", max_size=6), min_size=1, max_size=3),
+                st.sampled_from(RequestOutputKind),
+                st.lists(st.text("abé日", min_size=1, max_size=3), max_size=2),
+                st.sampled_from([[], ["[ab]1"], ["é+b"]]),
+                st.booleans(),
+            ),
+            min_size=1,
+            max_size=3,
+        )
+    )
+    turns = st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(1, 4), st.integers(0, 15))
+    return requests, draw(st.lists(turns, max_size=60))
+
+
+def run_alone(tokenizer, text, stop, stop_regex, keep, num_tokens):
+    """The completion of one sample as a request of its own, aborted after `num_tokens` tokens (None: never)."""
+    core = Core(tokenizer)
+    core.add(stop=stop, stop_regex=stop_regex, include_stop_str_in_output=keep, output_kind=FINAL_ONLY)
+    ids = core.ids(text)
+    for index, token_id in enumerate(ids if num_tokens is None else ids[:num_tokens]):
+        core.send([token_id], FinishReason.LENGTH if index == len(ids) - 1 else None)
+        if core.emitted:
+            break
+    if not core.emitted:
+        core.emitted += core.send((), FinishReason.LENGTH) if num_tokens is None else core.processor.abort(["r"])
+    return core.emitted[0].outputs[0]
+
+
+@settings(max_examples=150, deadline=None)
+@given(groups())
+def test_every_sample_equals_itself_alone_whatever_runs_beside_it(tokenizer, group):
+    requests, turns = group
+    core = Core(tokenizer)
+    left, ended, aborted_after = {}, set(), {}
+    for number, (texts, kind, stop, stop_regex, keep) in enumerate(requests):
+        core.add(str(number), n=len(texts), output_kind=kind, stop=stop, stop_regex=stop_regex,
+                 include_stop_str_in_output=keep)  # fmt: skip
+        for index, sample_id in enumerate(sample_request_ids(str(number), len(texts))):
+            left[number, index] = (sample_id, core.ids(texts[index]))
+    turns += [(number, index, 1000, 1) for number, index in left]
+    for number, index, count, chance in turns:
+        if (number, index) not in left or not core.processor.is_live(str(number)):
+            continue
+        if chance == 0:
+            core.emitted += core.processor.abort([str(number)])
+            for key, (_, ids) in left.items():
+                if key[0] == number and key not in ended:
+                    aborted_after[key] = len(core.ids(requests[number][0][key[1]])) - len(ids)
+            continue
+        sample_id, ids = left[number, index]
+        left[number, index] = (sample_id, ids[count:])
+        if ids[:count] or not requests[number][0][index]:
+            core.send(ids[:count], None if ids[count:] else FinishReason.LENGTH, sample_id)
+            ended |= set() if ids[count:] else {(number, index)}
+    assert not core.processor.has_unfinished_requests()
+    for number, (texts, kind, *options) in enumerate(requests):
+        outputs = [output for output in core.emitted if output.request_id == str(number)]
+        assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
+        for index, text in enumerate(texts):
+            expected = run_alone(tokenizer, text, *options, aborted_after.get((number, index)))
+            parts = [c for output in outputs for c in output.outputs if c.index == index]
+            assert {part.finish_reason for part in parts} - {None} == {expected.finish_reason}
+            if kind is DELTA:
+                assert "".join(part.text for part in parts) == expected.text
+                assert [id for part in parts for id in part.token_ids] == expected.token_ids
+                assert [bool(part.finish_reason) for part in parts] == [False] * (len(parts) - 1) + [True]
+            else:
+                assert (parts[-1].text, parts[-1].token_ids) == (expected.text, expected.token_ids)
+                assert all(later.text.startswith(part.text) for part, later in itertools.pairwise(parts))
+            assert parts[-1].stop_reason == expected.stop_reason
 
 
 @st.composite

@@ -120,12 +120,23 @@ def test_reset_forgets_every_cached_block_but_only_when_none_is_in_use():
     pool.audit({})
 
 
-def test_a_free_block_cannot_be_freed_and_a_private_one_cannot_be_shared():
+def test_a_block_that_has_an_owner_may_get_another_before_it_is_published():
     pool = BlockPool(2, True)
     (block,) = pool.allocate(1)
+    pool.touch([block])
+    pool.audit({block.block_id: 2})
+    pool.free([block])
+    assert numbers(pool) == (1, 0, 1)
+    pool.free([block])
+    assert numbers(pool) == (2, 0, 0)
+
+
+def test_a_free_block_can_be_neither_freed_nor_shared():
+    pool = BlockPool(2, True)
+    (block,) = pool.allocate(1)
+    pool.free([block])
     with pytest.raises(AssertionError, match="could be shared"):
         pool.touch([block])
-    pool.free([block])
     with pytest.raises(AssertionError, match="no owner"):
         pool.free([block])
 

@@ -1,38 +1,9 @@
 """Block tables and prefix reuse, without a scheduler."""
 
-from dataclasses import dataclass, field
-
 import pytest
+from fake_requests import Request, compute, make, numbers
 
-from octavo.config.engine_config import CacheConfig
 from octavo.kvcache import block_hash
-from octavo.kvcache.manager import KVCacheManager
-
-
-@dataclass
-class Request:
-    request_id: str
-    token_ids: list[int]
-    num_computed_tokens: int = 0
-    cache_salt: str | None = None
-    block_contents: list = field(default_factory=list)
-
-
-def make(num_blocks=8, block_size=4, caching=True) -> KVCacheManager:
-    return KVCacheManager(CacheConfig(num_blocks=num_blocks, block_size=block_size, enable_prefix_caching=caching))
-
-
-def compute(manager: KVCacheManager, request: Request) -> int:
-    """Admit and compute all of a request at once; the number of tokens it found cached."""
-    prefix = manager.find_cached_prefix(request)
-    assert manager.allocate(request, len(request.token_ids), prefix) is not None
-    request.num_computed_tokens = len(request.token_ids)
-    manager.publish(request)
-    return len(prefix) * manager.block_size
-
-
-def numbers(manager: KVCacheManager) -> tuple[int, int, int]:
-    return manager.pool.num_free, manager.pool.num_cached, manager.pool.num_in_use
 
 
 def test_a_table_grows_by_the_blocks_its_tokens_need_and_no_more():

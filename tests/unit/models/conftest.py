@@ -115,7 +115,8 @@ class Driver:
         )
         ids = torch.tensor([token for new in work.values() for token in new])
         with torch.inference_mode():
-            hidden = self.model.forward(ids, ForwardContext(torch.tensor(positions), metadata, self.kv_caches))
+            context = ForwardContext(torch.tensor(positions), metadata, self.kv_caches)
+            hidden = self.model.forward(self.model.embed(ids), context)
             logits = self.model.compute_logits(hidden)
         return dict(zip(work, logits.split([len(new) for new in work.values()]), strict=True))
 

@@ -201,3 +201,55 @@ def test_drawn_frequencies_match_the_distribution_by_chi_square(temperature, top
     # Wilson and Hilferty's cube-root normal approximation of the 99.9% quantile.
     limit = freedom * (1 - 2 / (9 * freedom) + 3.09 * math.sqrt(2 / (9 * freedom))) ** 3
     assert statistic < limit
+
+
+def process(logits, rows):
+    return P.process_logits(torch.as_tensor(logits, dtype=torch.float32), batch(rows))
+
+
+@quick
+@given(
+    st.lists(st.floats(-20, 20, width=32), min_size=1, max_size=12),
+    st.sampled_from([0.0, 0.3, 1.0, 2.5]),
+    st.integers(0, 4),
+    st.sampled_from([0.0, 0.4, 0.9, 1.0]),
+    st.sampled_from([0.0, 0.05, 1.0]),
+)
+def test_the_softmax_of_processed_logits_is_the_distribution_that_is_drawn_from(row, temperature, top_k, top_p, min_p):
+    processed = process([row], [(temperature, top_k, top_p, min_p, 0.5)])[0]
+    finite = processed.isfinite()
+    assert finite[one(row, temperature, top_k, top_p, min_p)]
+    expected = kept_probabilities(row, temperature or 1.0, top_k, top_p, min_p)
+    kept = finite.nonzero().squeeze(1).tolist()
+    if kept == list(expected):
+        assert processed.softmax(-1)[kept].tolist() == pytest.approx(list(expected.values()), abs=1e-9)
+    else:
+        # A token at the border of a filter, where the sums of the two sides round differently.
+        assert top_p < 1 or min_p > 0
+        assert len(set(kept) ^ set(expected)) == 1
+    torch.testing.assert_close(processed[kept], torch.tensor(row, dtype=torch.float64)[kept] / (temperature or 1.0))
+
+
+def test_processed_logits_without_filters_are_whole_and_finite_at_any_temperature():
+    logits = [[3e38, -3e38, 0.0, 1e-44]]
+    for temperature in (5e-324, 1e-250, 1e-30, 1.0, 1e300):
+        processed = process(logits, [(temperature, 0, 1.0, 0.0, 0.5)])
+        assert processed.isfinite().all()
+        assert processed.log_softmax(-1)[0, 0] > -10.0
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(2, 9))
+def test_processed_rows_are_bitwise_their_own(seed, num_rows):
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(num_rows, 1003, generator=generator) * 4
+    draws = torch.rand(num_rows, 4, generator=generator, dtype=torch.float64).tolist()
+    rows = [
+        (2 * a if a > 0.2 else 0.0, [0, 3, 50, 700][int(4 * b)], [1.0, 0.9, 0.5][int(3 * c)], d if d < 0.5 else 0.0, 0)
+        for a, b, c, d in draws
+    ]
+    before = logits.clone()
+    together = process(logits, rows)
+    assert torch.equal(logits, before)
+    for i in range(num_rows):
+        assert torch.equal(process(logits[i : i + 1], rows[i : i + 1])[0], together[i])

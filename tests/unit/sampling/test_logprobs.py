@@ -33,3 +33,30 @@ def test_a_row_is_the_same_alone_and_in_a_batch(count):
     together = gather_logprobs(logits, sampled, [count] * 9)
     for row in range(9):
         assert gather_logprobs(logits[row : row + 1], sampled[row : row + 1], [count])[0] == together[row]
+
+
+def test_values_may_be_the_logits_themselves_row_by_row():
+    logits = torch.tensor([[1.0, 3.0, 2.0]] * 2)
+    one, other = gather_logprobs(logits, torch.tensor([0, 0]), [1, 1], torch.tensor([False, True]))
+    assert (one.token_ids, one.logprobs, one.sampled_rank) == ([0, 1], [1.0, 3.0], 3)
+    np.testing.assert_allclose(other.logprobs, logits[1].log_softmax(-1)[[0, 1]])
+
+
+def test_tokens_whose_log_probabilities_round_to_one_value_keep_the_order_of_their_logits():
+    logits = torch.tensor([[1e-9, 2e-9, 0.0, 40.0]])
+    assert logits.log_softmax(-1)[0, 0] == logits.log_softmax(-1)[0, 1]
+    entry = gather_logprobs(logits, torch.tensor([1]), [-1])[0]
+    assert entry.token_ids == [1, 3, 1, 0, 2]
+    assert entry.sampled_rank == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("width", [5, 259, 1003, 32000])
+def test_rows_are_bitwise_their_own_at_every_width_and_batch(dtype, width):
+    logits = torch.randn(37, width, generator=torch.Generator().manual_seed(width)).to(dtype) * 5
+    token_ids = torch.arange(37) % width
+    together = gather_logprobs(logits, token_ids, [2] * 37)
+    for size in (1, 3, 8, 20):
+        for first in range(0, 37, size):
+            part = slice(first, first + size)
+            assert gather_logprobs(logits[part], token_ids[part], [2] * len(logits[part])) == together[part]

@@ -131,6 +131,8 @@ class World:
             self._lose(step)
             return []
         outputs = self.scheduler.update(step, result)
+        errors = {out.request_id: out.error for out in outputs if out.error is not None}
+        assert errors == {i: message for i, message in result.failed.items() if i in self.live}
         self._take(outputs)
         self.check_now()
         return outputs

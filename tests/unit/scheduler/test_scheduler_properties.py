@@ -58,7 +58,13 @@ def random_options(rng: Random) -> dict:
         "salt": rng.choice([None, None, None, "a", "b"]),
         "eos": rng.choice([(), (5,), (5, 11)]),
         "stop_token_ids": rng.choice([[], [23], [11, 23]]),
+        "embeds": rng.random() < 0.15,
+        "prompt_logprobs": rng.choice([None, None, None, 0]),
     }
+
+
+def random_n(rng: Random) -> int:
+    return rng.choice([1, 1, 1, 2, 3, 5])
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -75,9 +81,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     def add(self, seed: int, count: int, reuse: bool) -> None:
         world, rng = self.world, Random(seed)
         for _ in range(count):
-            used = [known.message.request_id for known in world.ended if known.message.request_id not in world.live]
+            live = {known.message.request_id for known in world.live.values()}
+            used = [known.message.request_id for known in world.ended if known.message.request_id not in live]
             request_id = used[-1] if reuse and used else f"r{world.num_arrived}"
-            world.add(request_id, random_prompt(rng, world), **random_options(rng))
+            world.add_samples(request_id, random_prompt(rng, world), random_n(rng), **random_options(rng))
 
     @rule(seed=seeds)
     def add_next_turn(self, seed: int) -> None:
@@ -88,7 +95,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         known = rng.choice(world.ended)
         prompt = [*known.message.prompt_token_ids, *known.output, rng.randrange(VOCAB_SIZE)]
         if len(prompt) < min(world.config.max_model_len, world.cache.num_tokens):
-            world.add(f"r{world.num_arrived}", prompt, **random_options(rng))
+            world.add_samples(f"r{world.num_arrived}", prompt, random_n(rng), **random_options(rng))
         else:
             with pytest.raises(InvalidInput):
                 world.add(f"r{world.num_arrived}", prompt)
@@ -98,17 +105,21 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(count):
             self.world.step()
 
-    @rule(pick=st.integers(0, 100))
-    def abort(self, pick: int) -> None:
-        self.world.abort([*self.picked(pick), "nobody"])
+    @rule(pick=st.integers(0, 100), whole=st.booleans())
+    def abort(self, pick: int, whole: bool) -> None:
+        self.world.abort([*self.picked(pick, whole), "nobody"])
 
-    @rule(pick=st.integers(0, 100))
-    def abort_in_flight(self, pick: int) -> None:
-        self.world.step(abort_in_flight=self.picked(pick))
+    @rule(pick=st.integers(0, 100), whole=st.booleans())
+    def abort_in_flight(self, pick: int, whole: bool) -> None:
+        self.world.step(abort_in_flight=self.picked(pick, whole))
 
     @rule(lose=st.sampled_from(["unseen", "computed"]), pick=st.none() | st.integers(0, 100))
     def step_fails(self, lose: str, pick: int | None) -> None:
         self.world.step(lose=lose, abort_in_flight=[] if pick is None else self.picked(pick))
+
+    @rule(pick=st.integers(0, 100))
+    def request_fails(self, pick: int) -> None:
+        self.world.step(failing=self.picked(pick))
 
     @rule()
     def reset_prefix_cache(self) -> None:
@@ -116,8 +127,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.world.scheduler.reset_prefix_cache() == (stats.kv_blocks_in_use == 0)
         self.world.check_now()
 
-    def picked(self, pick: int) -> list[str]:
-        live = list(self.world.live)
+    def picked(self, pick: int, whole: bool = False) -> list[str]:
+        """The id of a live request or sample, or of the request it belongs to."""
+        live = [known.message.request_id if whole else name for name, known in self.world.live.items()]
         return [live[pick % len(live)]] if live else []
 
     def teardown(self) -> None:
@@ -145,7 +157,7 @@ def test_every_invariant_holds_after_every_step_and_everybody_ends():
 def test_whenever_requests_arrive_each_gets_the_tokens_it_has_alone(world, seed, count, gap):
     rng = Random(seed)
     for number in range(count):
-        world.add(str(number), random_prompt(rng, world), **random_options(rng))
+        world.add_samples(str(number), random_prompt(rng, world), random_n(rng), **random_options(rng))
         for _ in range(rng.randint(0, gap)):
             world.step()
     world.drain()

@@ -3,8 +3,9 @@ import pytest
 
 from octavo.protocol.sampling_params import SamplingParams
 from octavo.protocol.scheduler_output import NewRequest, SchedulerOutput
-from octavo.worker.input_batch import gather_inputs, gather_sampling
+from octavo.worker.input_batch import gather_inputs
 from octavo.worker.request_rows import RequestRows
+from octavo.worker.sampling_inputs import gather_sampling
 
 
 def new(request_id, token_ids, block_ids, num_prompt=None, held_back=(), **params) -> NewRequest:
@@ -72,13 +73,54 @@ def test_a_released_row_is_reused_and_an_id_can_come_back_in_the_same_step(rows)
     assert rows.num_tokens[rows.rows_of(["a"])].tolist() == [2]
 
 
+def pairs(entries) -> list[tuple[int, int]]:
+    return [] if entries is None else list(zip(entries.rows.tolist(), entries.token_ids.tolist(), strict=True))
+
+
 def test_ends_of_sequence_are_held_back_until_min_tokens(rows):
     rows.apply(step({}, new_requests=[new("a", [1, 2], [0], held_back=[9, 8], min_tokens=2), new("b", [1], [1])]))
     sampled = rows.rows_of(["b", "a"])
     for _ in range(2):
-        assert [(row, ids.tolist()) for row, ids in gather_sampling(rows, sampled).held_back] == [(1, [9, 8])]
+        assert pairs(gather_sampling(rows, sampled).banned) == [(1, 9), (1, 8)]
         rows.append_tokens(sampled, np.array([3, 3]))
-    assert gather_sampling(rows, sampled).held_back == []
+    assert gather_sampling(rows, sampled).banned is None
+
+
+def test_plain_requests_gather_nothing_special_even_in_the_row_of_one_that_did(rows):
+    special = new(
+        "a", [1, 2], [0], held_back=[9], min_tokens=5, logit_bias={1: 1.0}, allowed_token_ids=[1],
+        repetition_penalty=2.0, frequency_penalty=1.0, presence_penalty=1.0, prompt_logprobs=1,
+        logprobs=1, logprobs_mode="processed_logits",
+    )  # fmt: skip
+    special.bad_words_token_ids = [[5]]
+    rows.apply(step({}, new_requests=[special]))
+    gathered = gather_sampling(rows, rows.rows_of(["a"]))
+    assert None not in (gathered.penalties, gathered.bias, gathered.allowed, gathered.banned)
+    rows.apply(step({}, released_request_ids=["a"], new_requests=[new("b", [1, 2], [0])]))
+    gathered = gather_sampling(rows, rows.rows_of(["b"]))
+    assert (gathered.penalties, gathered.bias, gathered.allowed, gathered.banned) == (None,) * 4
+    assert gathered.processors == []
+    assert (gathered.num_logprobs < -1).all()
+    assert gathered.normalized.all()
+    assert not gathered.processed.any()
+
+
+def test_bad_words_look_at_the_output_only(rows):
+    request = new("a", [7, 8], [0], num_prompt=2)
+    request.bad_words_token_ids = [[8, 5], [3, 4], [6]]
+    rows.apply(step({}, new_requests=[request]))
+    sampled = rows.rows_of(["a"])
+    assert pairs(gather_sampling(rows, sampled).banned) == [(0, 6)]
+    rows.append_tokens(sampled, np.array([3]))
+    assert pairs(gather_sampling(rows, sampled).banned) == [(0, 4), (0, 6)]
+
+
+def test_each_sample_draws_from_its_own_stream(rows):
+    for index, name in enumerate("abc"):
+        request = new(name, [1], [0])
+        request.sample_index = index
+        rows.apply(step({}, new_requests=[request]))
+    assert gather_sampling(rows, rows.rows_of(["c", "a", "b"])).sample_index.tolist() == [2, 0, 1]
 
 
 def test_a_resumed_request_draws_at_the_position_where_it_was_preempted(rows):

@@ -1,0 +1,408 @@
+"""AsyncLLM: the engine for asyncio. The core runs elsewhere, in a process or a thread; here are the streams.
+
+Three threads meet in it, under one lock: the event loop of each reader, which only waits and hands out; the tokenizer's
+thread, which checks and tokenises requests in their order of arrival; and the client's reader, which turns what the
+core computed into outputs. A stream belongs to the event loop that reads it, the engine to none.
+"""
+
+import asyncio
+import copy
+import itertools
+import math
+import threading
+import weakref
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, TypeAlias
+
+import msgspec
+
+from octavo import envs
+from octavo.config.resolve import make_engine_args
+from octavo.engine.assemble import encode_config, make_front_end
+from octavo.engine.core_client import SocketClient
+from octavo.engine.input_processor import Prompt
+from octavo.engine.request_stream import RequestStream, wake
+from octavo.errors import InvalidInput
+from octavo.metrics.stat_logger import StatLogger
+from octavo.protocol.core_messages import (
+    AbortRequests,
+    AddRequest,
+    CoreMethod,
+    RequestFailure,
+    StartEngine,
+    StepOutputs,
+)
+from octavo.protocol.messages import sample_request_ids
+from octavo.protocol.outputs import RequestOutput
+from octavo.protocol.sampling_params import RequestOutputKind, SamplingParams
+from octavo.protocol.stats import EngineStats
+from octavo.tokenization.chat import encode_rendered, render_chat
+from octavo.tokenization.tokenizer import Tokenizer
+
+PromptMaker: TypeAlias = Callable[[], tuple[Prompt, str | None]]
+"""Makes a prompt, and its text if that is not in the prompt. Runs in the tokenizer's thread."""
+
+_LONGEST_HEARTBEAT_INTERVAL = 1.0
+
+
+class AsyncLLM:
+    """A model that streams its answers.
+
+        async with AsyncLLM(model="smollm2") as llm:
+            async for output in llm.generate("The capital of France is"):
+                print(output.outputs[0].text)
+
+    Made without an event loop, and not tied to one. The core starts loading at once and the constructor does not wait
+    for it: requests do, or `wait_until_ready`. After `shutdown`, and when the core has died, every open stream and
+    every call raises EngineDeadError. Thread-safe.
+    """
+
+    def __init__(
+        self,
+        model: str = "smollm2",
+        *,
+        core: str = "process",
+        heartbeat_timeout: float = 30.0,
+        step_timeout: float = 600.0,
+        **options: Any,
+    ) -> None:
+        """`options` are the fields of `octavo.config.engine_args.EngineArgs`.
+
+        Args:
+            core: "process": the engine core gets a process of its own. "thread": a thread of this one; then nothing
+                can end a step that hangs.
+            heartbeat_timeout: seconds without a sign of life after which the core is taken for dead.
+            step_timeout: seconds in one and the same step after which it is.
+
+        Raises:
+            InvalidInput (a ValueError): a value is refused, the model cannot be had or does not fit. What only shows
+                while loading is raised by `wait_until_ready` and by every stream.
+            TypeError: an unknown option.
+        """
+        if core not in ("process", "thread"):
+            raise InvalidInput(f'core={core!r} must be "process" or "thread"')
+        heartbeat_timeout = _seconds("heartbeat_timeout", heartbeat_timeout)
+        step_timeout = _seconds("step_timeout", step_timeout)
+        front_end = make_front_end(make_engine_args(model=model, **options))
+        self.config = front_end.config
+        self._tokenizer = front_end.tokenizer
+        self._input_processor = front_end.input_processor
+        self._output_processor = front_end.output_processor
+        self._stat_logger = StatLogger(envs.log_interval()) if self.config.log_stats else None
+        self._lock = threading.Lock()
+        self._streams: dict[str, RequestStream] = {}
+        self._request_ids = map(str, itertools.count())
+        self._tokenizer_thread = ThreadPoolExecutor(1, thread_name_prefix="octavo-tokenizer")
+        self._client = SocketClient(
+            self,
+            StartEngine(
+                config=msgspec.Raw(encode_config(self.config)),
+                vocab_size=front_end.vocab_size,
+                heartbeat_interval=min(heartbeat_timeout / 10, _LONGEST_HEARTBEAT_INTERVAL),
+            ),
+            kind=core,
+            heartbeat_timeout=heartbeat_timeout,
+            step_timeout=step_timeout,
+        )
+        self._finalizer = weakref.finalize(self, _finalize, self._client, self._tokenizer_thread)
+
+    def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Complete one prompt; yields as `sampling_params.output_kind` says, everything so far by default.
+
+        A reader slower than the engine finds several outputs in one. Leaving the stream early, by `break`, `aclose`
+        or cancellation, aborts the request.
+
+        Args:
+            prompt: as for `LLM.generate`.
+            sampling_params: None: the model's own defaults.
+            request_id: what the outputs and `abort` call it. It need not be unique; None: one is made up.
+            priority: lower first; needs scheduling_policy="priority" to matter.
+
+        Raises:
+            InvalidInput (a ValueError): the prompt or a parameter is refused; then nothing has been queued.
+            EngineDeadError: the core is gone.
+            RuntimeError: the step that computed this request failed; the engine lives on.
+        """
+        params = copy.copy(sampling_params)  # the caller may change it before the stream begins
+        return self._read(request_id, lambda: (prompt, None), params, priority)
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        **template_options: Any,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Answer a conversation. As `generate`; the prompt is the conversation in the model's chat template.
+
+        Args:
+            messages: dicts with role and content.
+            template_options: as for `octavo.tokenization.chat.render_chat`.
+        """
+
+        def render() -> tuple[Prompt, str]:
+            text = render_chat(self._tokenizer, messages, **template_options)
+            return {"prompt_token_ids": encode_rendered(self._tokenizer, text), "cache_salt": cache_salt}, text
+
+        return self._read(request_id, render, copy.copy(sampling_params), priority)
+
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """End every live request of this id or these ids. Their streams end with finish_reason "abort"."""
+        user_ids = {request_id} if isinstance(request_id, str) else set(request_id)
+        with self._lock:
+            self._client.check()
+            live = []
+            for stream in self._streams.values():
+                if stream.user_id in user_ids:
+                    stream.is_abort_wanted = True
+                    if stream.is_live:
+                        live.append(stream.request_id)
+            if live:
+                self._client.send(AbortRequests(live))
+                self._deliver(self._output_processor.abort(live))
+
+    async def wait_until_ready(self) -> None:
+        """Return when the model is loaded.
+
+        Raises:
+            InvalidInput: the files do not hold the model.
+            EngineDeadError: the core could not be started.
+        """
+        await self.kernel_report()
+
+    async def kernel_report(self) -> dict[str, str]:
+        """Which kernel computes each kind of layer."""
+        self._client.check()
+        return await asyncio.shield(asyncio.wrap_future(self._client.kernels))
+
+    async def get_metrics(self) -> dict[str, int | float]:
+        """Counters and gauges, named as in `octavo.protocol.stats.EngineStats`.
+
+        They show everything asked for before, aborts included, and so take up to one step; `stats` does not wait.
+        """
+        return msgspec.structs.asdict(await self._call(CoreMethod.STATS))
+
+    def stats(self) -> EngineStats:
+        """The state after the last step that was heard of."""
+        self._client.check()
+        return self._client.stats
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget every cached block. False, and nothing changes, while requests hold blocks."""
+        return await self._call(CoreMethod.RESET_PREFIX_CACHE)
+
+    async def audit(self) -> None:
+        """Raise AssertionError if the accounts of the KV cache are off."""
+        await self._call(CoreMethod.AUDIT)
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self._tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What `generate` uses without `sampling_params`: the model's generation_config over the usual defaults."""
+        return self._input_processor.default_sampling_params()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether requests are taken. True while the model is still loading."""
+        return self._client.error is None
+
+    @property
+    def errored(self) -> bool:
+        """Whether the core has ended without being told to."""
+        return self.dead_error is not None
+
+    @property
+    def dead_error(self) -> Exception | None:
+        """What ended the core, if it was not `shutdown`."""
+        return None if self._client.was_closed else self._client.error
+
+    async def check_health(self) -> None:
+        """Raise what ended the core, if anything has."""
+        self._client.check()
+
+    async def shutdown(self) -> None:
+        """End the core and free everything; open streams raise EngineDeadError. A second call does nothing."""
+        thread = ThreadPoolExecutor(1, thread_name_prefix="octavo-shutdown")
+        try:
+            await asyncio.get_running_loop().run_in_executor(thread, self.close)
+        except BaseException:
+            thread.shutdown(wait=False)  # it goes on, but who was cancelled must not wait for it
+            raise
+        thread.shutdown()
+
+    def close(self) -> None:
+        """`shutdown` for callers without an event loop."""
+        _close(self._client, self._tokenizer_thread)
+        self._finalizer.detach()
+
+    async def __aenter__(self) -> "AsyncLLM":
+        try:
+            await self.wait_until_ready()
+        except BaseException:
+            await self.shutdown()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.shutdown()
+
+    # Called by the client, from its threads.
+
+    def step_done(self, step: StepOutputs) -> None:
+        with self._lock:
+            outputs, stopped = self._output_processor.process(step.outputs)
+            if stopped:
+                self._client.post(AbortRequests(stopped))
+            self._deliver(outputs)
+            self._fail(step.failures)
+        if self._stat_logger is not None:
+            self._stat_logger.record(step.stats)
+
+    def tick(self) -> None:
+        with self._lock:
+            for stream in [stream for stream in self._streams.values() if stream.loop.is_closed()]:
+                self._leave(stream)
+
+    def core_ended(self, error: Exception) -> None:
+        with self._lock:
+            streams = list(self._streams.values())
+            for stream in streams:
+                stream.fail(type(error)(*error.args))
+            wake(streams)
+
+    # The rest is called with the lock held, or takes it.
+
+    def _open_stream(self, user_id: str | None) -> RequestStream:
+        self._client.check()
+        if user_id is not None and not isinstance(user_id, str):
+            raise InvalidInput(f"request_id={user_id!r} must be a string, or None for one that is made up")
+        with self._lock:
+            request_id = next(self._request_ids)
+            stream = RequestStream(request_id, request_id if user_id is None else user_id)
+            self._streams[request_id] = stream
+        return stream
+
+    async def _read(
+        self, user_id: str | None, make_prompt: PromptMaker, params: SamplingParams | None, priority: int
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Submit a request and hand out what comes; whatever ends this, the request ends with it."""
+        stream = self._open_stream(user_id)
+        try:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._tokenizer_thread, self._submit, stream, make_prompt, params, priority)
+            while True:
+                output = await stream.next()
+                yield output
+                if output.finished:
+                    return
+        finally:
+            with self._lock:
+                self._leave(stream)
+
+    def _submit(
+        self, stream: RequestStream, make_prompt: PromptMaker, params: SamplingParams | None, priority: int
+    ) -> None:
+        """Check, tokenise and send one request. In the tokenizer's thread, so in order of arrival."""
+        if stream.is_left:
+            return
+        self._client.check()
+        prompt, rendered = make_prompt()
+        request, text = self._input_processor.process(stream.user_id, prompt, params, priority)
+        request.request_id = stream.request_id
+        with self._lock:
+            if stream.is_left:
+                return
+            self._output_processor.add_request(request, rendered or text)
+            stream.n = request.sampling_params.n
+            stream.is_delta = request.sampling_params.output_kind is RequestOutputKind.DELTA
+            if stream.is_abort_wanted:
+                self._deliver(self._output_processor.abort([stream.request_id]))
+                return
+            try:
+                self._client.send(AddRequest(request))
+            except BaseException:
+                self._output_processor.abort([stream.request_id])
+                raise
+            stream.is_live = True
+
+    def _deliver(self, outputs: list[RequestOutput]) -> None:
+        """Hand outputs to their streams."""
+        streams = []
+        for output in outputs:
+            stream = self._streams[output.request_id]
+            output.request_id = stream.user_id
+            stream.is_live = stream.is_live and not output.finished
+            stream.put(output)
+            streams.append(stream)
+        for stream in wake(streams):
+            self._leave(stream)
+
+    def _fail(self, failures: list[RequestFailure]) -> None:
+        """End the streams of requests that failed in the core, with all their samples."""
+        if not failures:
+            return
+        live = {
+            sample_id: stream
+            for stream in self._streams.values()
+            if stream.is_live
+            for sample_id in (stream.request_id, *sample_request_ids(stream.request_id, stream.n))
+        }
+        failed = {}
+        for failure in failures:
+            if (stream := live.get(failure.request_id)) is not None:
+                stream.fail((InvalidInput if failure.is_invalid_input else RuntimeError)(failure.message))
+                failed[stream.request_id] = stream
+        for stream in failed.values():
+            self._end(stream)
+        wake(failed.values())
+
+    def _leave(self, stream: RequestStream) -> None:
+        """Nobody reads this stream any more."""
+        stream.is_left = True
+        self._streams.pop(stream.request_id, None)
+        self._end(stream)
+
+    def _end(self, stream: RequestStream) -> None:
+        """Abort the request, unless it has ended."""
+        if stream.is_live:
+            stream.is_live = False
+            self._output_processor.abort([stream.request_id])
+            self._client.post(AbortRequests([stream.request_id]))
+
+    async def _call(self, method: CoreMethod) -> Any:
+        return await asyncio.wrap_future(self._client.call(method))
+
+
+def _close(client: SocketClient, tokenizer_thread: ThreadPoolExecutor) -> None:
+    client.close()
+    tokenizer_thread.shutdown()
+
+
+def _finalize(client: SocketClient, tokenizer_thread: ThreadPoolExecutor) -> None:
+    """Close an engine that was forgotten. Wherever the last reference went, that thread must not wait for itself."""
+    if threading.current_thread() is threading.main_thread():
+        _close(client, tokenizer_thread)
+    else:
+        threading.Thread(target=_close, args=(client, tokenizer_thread), name="octavo-closer").start()
+
+
+def _seconds(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise InvalidInput(f"{name}={value!r} must be a number of seconds, more than 0")
+    return float(value)
