@@ -1,8 +1,11 @@
 """AsyncLLM: the engine for asyncio. The core runs elsewhere, in a process or a thread; here are the streams.
 
-Three threads meet in it, under one lock: the event loop of each reader, which only waits and hands out; the tokenizer's
-thread, which checks and tokenises requests in their order of arrival; and the client's reader, which turns what the
-core computed into outputs. A stream belongs to the event loop that reads it, the engine to none.
+Three threads meet in it: the event loop of each reader, which only hands out and never waits for the others; the
+tokenizer's thread, which checks and tokenises requests in their order of arrival; and the client's, which turns what
+the core computed into outputs. A stream belongs to the event loop that reads it, the engine to none.
+
+What always holds: a request that was sent to the core gets exactly one end from there, whoever asked for it: a last
+output, a failure, or the death of the core. Only that end removes its state here; only its reader removes the stream.
 """
 
 import asyncio
@@ -91,7 +94,7 @@ class AsyncLLM:
         self._input_processor = front_end.input_processor
         self._output_processor = front_end.output_processor
         self._stat_logger = StatLogger(envs.log_interval()) if self.config.log_stats else None
-        self._lock = threading.Lock()
+        self._output_lock = threading.Lock()
         self._streams: dict[str, RequestStream] = {}
         self._request_ids = map(str, itertools.count())
         self._tokenizer_thread = ThreadPoolExecutor(1, thread_name_prefix="octavo-tokenizer")
@@ -159,19 +162,17 @@ class AsyncLLM:
         return self._read(request_id, render, copy.copy(sampling_params), priority)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
-        """End every live request of this id or these ids. Their streams end with finish_reason "abort"."""
+        """End every live request of this id or these ids; unknown ids are ignored.
+
+        Their streams end with finish_reason "abort" once the step in progress is done.
+        """
         user_ids = {request_id} if isinstance(request_id, str) else set(request_id)
-        with self._lock:
-            self._client.check()
-            live = []
-            for stream in self._streams.values():
-                if stream.user_id in user_ids:
-                    stream.is_abort_wanted = True
-                    if stream.is_live:
-                        live.append(stream.request_id)
-            if live:
-                self._client.send(AbortRequests(live))
-                self._deliver(self._output_processor.abort(live))
+        self._client.check()
+        named = [stream for stream in list(self._streams.values()) if stream.user_id in user_ids]
+        for stream in named:
+            stream.is_abort_wanted = True
+        if sent := [stream.request_id for stream in named if stream.is_sent]:
+            self._client.send(AbortRequests(sent))
 
     async def wait_until_ready(self) -> None:
         """Return when the model is loaded.
@@ -265,91 +266,35 @@ class AsyncLLM:
     # Called by the client, from its threads.
 
     def step_done(self, step: StepOutputs) -> None:
-        with self._lock:
+        self._fail(step.failures)
+        with self._output_lock:
             outputs, stopped = self._output_processor.process(step.outputs)
-            if stopped:
-                self._client.post(AbortRequests(stopped))
-            self._deliver(outputs)
-            self._fail(step.failures)
+        if stopped:
+            self._client.post(AbortRequests(stopped))
+        self._deliver(outputs)
         if self._stat_logger is not None:
             self._stat_logger.record(step.stats)
 
     def tick(self) -> None:
-        with self._lock:
-            for stream in [stream for stream in self._streams.values() if stream.loop.is_closed()]:
+        for stream in list(self._streams.values()):
+            if stream.loop.is_closed():
                 self._leave(stream)
 
     def core_ended(self, error: Exception) -> None:
-        with self._lock:
-            streams = list(self._streams.values())
-            for stream in streams:
-                stream.fail(type(error)(*error.args))
-            wake(streams)
-
-    # The rest is called with the lock held, or takes it.
-
-    def _open_stream(self, user_id: str | None) -> RequestStream:
-        self._client.check()
-        if user_id is not None and not isinstance(user_id, str):
-            raise InvalidInput(f"request_id={user_id!r} must be a string, or None for one that is made up")
-        with self._lock:
-            request_id = next(self._request_ids)
-            stream = RequestStream(request_id, request_id if user_id is None else user_id)
-            self._streams[request_id] = stream
-        return stream
-
-    async def _read(
-        self, user_id: str | None, make_prompt: PromptMaker, params: SamplingParams | None, priority: int
-    ) -> AsyncGenerator[RequestOutput, None]:
-        """Submit a request and hand out what comes; whatever ends this, the request ends with it."""
-        stream = self._open_stream(user_id)
-        try:
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._tokenizer_thread, self._submit, stream, make_prompt, params, priority)
-            while True:
-                output = await stream.next()
-                yield output
-                if output.finished:
-                    return
-        finally:
-            with self._lock:
-                self._leave(stream)
-
-    def _submit(
-        self, stream: RequestStream, make_prompt: PromptMaker, params: SamplingParams | None, priority: int
-    ) -> None:
-        """Check, tokenise and send one request. In the tokenizer's thread, so in order of arrival."""
-        if stream.is_left:
-            return
-        self._client.check()
-        prompt, rendered = make_prompt()
-        request, text = self._input_processor.process(stream.user_id, prompt, params, priority)
-        request.request_id = stream.request_id
-        with self._lock:
-            if stream.is_left:
-                return
-            self._output_processor.add_request(request, rendered or text)
-            stream.n = request.sampling_params.n
-            stream.is_delta = request.sampling_params.output_kind is RequestOutputKind.DELTA
-            if stream.is_abort_wanted:
-                self._deliver(self._output_processor.abort([stream.request_id]))
-                return
-            try:
-                self._client.send(AddRequest(request))
-            except BaseException:
-                self._output_processor.abort([stream.request_id])
-                raise
-            stream.is_live = True
+        streams = list(self._streams.values())
+        for stream in streams:
+            stream.fail(type(error)(*error.args))
+        wake(streams)
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:
-        """Hand outputs to their streams."""
+        """Hand outputs to their streams. What comes for a stream that was left is dropped."""
         streams = []
         for output in outputs:
-            stream = self._streams[output.request_id]
-            output.request_id = stream.user_id
-            stream.is_live = stream.is_live and not output.finished
-            stream.put(output)
-            streams.append(stream)
+            if (stream := self._streams.get(output.request_id)) is not None:
+                output.request_id = stream.user_id
+                stream.is_sent = stream.is_sent and not output.finished
+                stream.put(output)
+                streams.append(stream)
         for stream in wake(streams):
             self._leave(stream)
 
@@ -357,32 +302,75 @@ class AsyncLLM:
         """End the streams of requests that failed in the core, with all their samples."""
         if not failures:
             return
-        live = {
+        with self._output_lock:
+            self._output_processor.abort([failure.request_id for failure in failures])
+        streams = {
             sample_id: stream
-            for stream in self._streams.values()
-            if stream.is_live
+            for stream in list(self._streams.values())
             for sample_id in (stream.request_id, *sample_request_ids(stream.request_id, stream.n))
         }
-        failed = {}
         for failure in failures:
-            if (stream := live.get(failure.request_id)) is not None:
+            if (stream := streams.get(failure.request_id)) is not None:
                 stream.fail((InvalidInput if failure.is_invalid_input else RuntimeError)(failure.message))
-                failed[stream.request_id] = stream
-        for stream in failed.values():
-            self._end(stream)
-        wake(failed.values())
+                self._client.post(AbortRequests([stream.request_id]))  # its other samples
+                wake([stream])
+
+    # Called by readers. Nothing here waits for another thread.
+
+    async def _read(
+        self, user_id: str | None, make_prompt: PromptMaker, params: SamplingParams | None, priority: int
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Submit a request and hand out what comes; whatever ends this, the request ends with it."""
+        self._client.check()
+        if user_id is not None and not isinstance(user_id, str):
+            raise InvalidInput(f"request_id={user_id!r} must be a string, or None for one that is made up")
+        request_id = next(self._request_ids)
+        stream = RequestStream(request_id, request_id if user_id is None else user_id)
+        self._streams[request_id] = stream
+        try:
+            await asyncio.get_running_loop().run_in_executor(
+                self._tokenizer_thread, self._submit, stream, make_prompt, params, priority
+            )
+            while True:
+                output = await stream.next()
+                yield output
+                if output.finished:
+                    return
+        finally:
+            self._leave(stream)
 
     def _leave(self, stream: RequestStream) -> None:
-        """Nobody reads this stream any more."""
+        """Nobody reads this stream any more: its request ends, unless it has ended."""
         stream.is_left = True
         self._streams.pop(stream.request_id, None)
-        self._end(stream)
+        if stream.is_sent:
+            self._client.post(AbortRequests([stream.request_id]))
 
-    def _end(self, stream: RequestStream) -> None:
-        """Abort the request, unless it has ended."""
-        if stream.is_live:
-            stream.is_live = False
-            self._output_processor.abort([stream.request_id])
+    # Called in the tokenizer's thread, so in order of arrival.
+
+    def _submit(
+        self, stream: RequestStream, make_prompt: PromptMaker, params: SamplingParams | None, priority: int
+    ) -> None:
+        """Check, tokenise and send one request."""
+        if stream.is_left:
+            return
+        self._client.check()
+        prompt, rendered = make_prompt()
+        request, text = self._input_processor.process(stream.user_id, prompt, params, priority)
+        request.request_id = stream.request_id
+        stream.n = request.sampling_params.n
+        stream.is_delta = request.sampling_params.output_kind is RequestOutputKind.DELTA
+        with self._output_lock:
+            self._output_processor.add_request(request, rendered or text)
+        stream.is_sent = True  # before it is, so that whoever ends the stream meanwhile aborts, or is seen below
+        try:
+            self._client.send(AddRequest(request))
+        except BaseException:
+            stream.is_sent = False
+            with self._output_lock:
+                self._output_processor.abort([stream.request_id])
+            raise
+        if stream.is_left or stream.is_abort_wanted:
             self._client.post(AbortRequests([stream.request_id]))
 
     async def _call(self, method: CoreMethod) -> Any:

@@ -14,7 +14,7 @@ import zmq
 
 from octavo.engine.core import EngineCore
 from octavo.engine.core_launcher import CoreLauncher, CoreProcess, CoreThread
-from octavo.engine.core_server import bind, connect, describe
+from octavo.engine.core_server import bind, connect, describe, send
 from octavo.errors import EngineDeadError, InvalidInput
 from octavo.logging import get_logger
 from octavo.protocol.core_messages import (
@@ -158,7 +158,7 @@ class SocketClient:
         data = self._encoder.encode(message)
         with self._lock:
             self.check()
-            self._outbox.send(data)
+            send(self._outbox, data)
 
     def post(self, message: ToCore) -> None:
         """Send, unless the core has ended."""
@@ -167,7 +167,7 @@ class SocketClient:
         data = self._encoder.encode(message)
         with self._lock:
             if self.error is None:
-                self._outbox.send(data)
+                send(self._outbox, data)
 
     def check(self) -> None:
         """Raise what ended the core, if anything has."""
@@ -183,7 +183,7 @@ class SocketClient:
         with self._lock:
             self.check()
             future = self._calls[call_id] = Future()
-            self._outbox.send(data)
+            send(self._outbox, data)
         return future
 
     def close(self) -> None:
@@ -197,12 +197,10 @@ class SocketClient:
             return
         is_loading = not self.kernels.done()
         self.was_closed = self._end(EngineDeadError(CLOSED), kill=is_loading)
-        with self._lock:
-            self._outbox.send(self._encoder.encode(Shutdown()))
         ended = self.launcher.stop(_STOP_SECONDS)
         self._reader.join()
-        self._outbox.close()
-        self._waker.close()
+        for socket in (self._inbox, self._outbox, self._waker):
+            socket.close()
         if ended:
             self._context.term()
         else:
@@ -219,7 +217,8 @@ class SocketClient:
                 return False
             self.error = error
             calls, self._calls = self._calls, {}
-            self._waker.send(b"")
+            send(self._outbox, self._encoder.encode(Shutdown()))
+            send(self._waker, b"")
         if kill:
             self.launcher.kill()
         for future in (self.kernels, *calls.values()):
@@ -247,8 +246,6 @@ class SocketClient:
         except Exception as error:
             logger.exception("The front end of the engine failed")
             self._end(EngineDeadError(f"the front end of the engine failed: {describe(error)}"))
-        finally:
-            self._inbox.close()
 
     def _receive(self) -> bytes | None:
         try:

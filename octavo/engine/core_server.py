@@ -10,7 +10,7 @@ is at the other end hears a last message before the server ends by itself.
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TypeAlias
 
 import msgspec
@@ -69,6 +69,7 @@ class CoreServer:
         self._outbox = connect(context, outbox)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[ToCore] = msgspec.msgpack.Decoder(ToCore)
+        self._outputs: list[EngineCoreOutput] = []
         self._failures: list[RequestFailure] = []
 
     def run(self) -> bool:
@@ -89,8 +90,9 @@ class CoreServer:
             core = self._build(start)
             self._send(EngineReady(stats=core.stats, kernels=core.executor.kernel_report()))
             while self._follow_messages(core):
-                self._send(StepOutputs(outputs=self._step(core, pulse), stats=core.stats, failures=self._failures))
-                self._failures = []
+                self._outputs += self._step(core, pulse)
+                self._send(StepOutputs(outputs=self._outputs, stats=core.stats, failures=self._failures))
+                self._outputs, self._failures = [], []
             return True
         except Exception as error:
             self._say_last_words(error, started=core is not None)
@@ -121,7 +123,7 @@ class CoreServer:
                 except Exception as error:
                     self._fail(request.request_id, error)
             case AbortRequests(request_ids):
-                core.abort_requests(request_ids)
+                self._outputs += core.abort_requests(request_ids)
             case CoreCall(call_id=call_id, method=method):
                 self._send(_answer(core, call_id, method))
             case _:
@@ -164,7 +166,7 @@ class CoreServer:
                 return
 
     def _send(self, message: FromCore) -> None:
-        self._outbox.send(self._encoder.encode(message))
+        send(self._outbox, self._encoder.encode(message))
 
 
 class Pulse:
@@ -200,18 +202,24 @@ class Pulse:
             while True:
                 started = self._step_started
                 seconds = 0.0 if started is None else time.monotonic() - started
-                socket.send(msgspec.msgpack.encode(Heartbeat(seconds_in_step=seconds)))
+                send(socket, msgspec.msgpack.encode(Heartbeat(seconds_in_step=seconds)))
                 if self._stopped.wait(self._interval):
                     return
 
 
 def connect(context: Context, address: str) -> "zmq.Socket[bytes]":
-    """A socket that sends to `address`. It never blocks: what the other end has not taken yet waits in memory."""
+    """A socket to `send` to `address`. What the other end has not taken yet waits in memory."""
     socket = context.socket(zmq.PUSH)
     socket.set_hwm(0)
     socket.linger = 0
     socket.connect(address)
     return socket
+
+
+def send(socket: "zmq.Socket[bytes]", data: bytes) -> None:
+    """Send without ever waiting. Dropped if the other end has been closed: nobody is there to read it."""
+    with suppress(zmq.Again):
+        socket.send(data, zmq.NOBLOCK)
 
 
 def bind(context: Context, address: str) -> "zmq.Socket[bytes]":

@@ -28,10 +28,9 @@ class RequestStream:
         """Samples of the request."""
         self.is_delta = False
         """Outputs hold what is new, and add up; otherwise the newest says it all."""
-        self.is_live = False
-        """The core has the request, or will have it."""
+        self.is_sent = False
+        """The core has the request, or will have it, and has not ended it."""
         self.is_abort_wanted = False
-        """It was aborted before it was sent to the core."""
         self.is_left = False
         """Nobody reads any more."""
         self._lock = threading.Lock()
@@ -40,8 +39,10 @@ class RequestStream:
         self._arrived = asyncio.Event()
 
     def put(self, output: RequestOutput) -> None:
-        """Add an output. From any thread; the reader is to be woken afterwards."""
+        """Add an output. From any thread; the reader is to be woken afterwards. Nothing follows a failure."""
         with self._lock:
+            if self._error is not None:
+                return
             self._pending = output if self._pending is None else merge(self._pending, output, self.is_delta)
 
     def fail(self, error: Exception) -> None:

@@ -86,6 +86,7 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         *,
+        documents: Sequence[Mapping[str, Any]] | None = None,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of a list of them. `RequestOutput.prompt` is the rendered text.
@@ -104,6 +105,7 @@ class LLM:
                 conversation,
                 chat_template=chat_template,
                 tools=tools,
+                documents=documents,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 chat_template_kwargs=chat_template_kwargs,
@@ -121,6 +123,7 @@ class LLM:
         *,
         chat_template: str | Path | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
@@ -134,6 +137,7 @@ class LLM:
             messages,
             chat_template=chat_template,
             tools=tools,
+            documents=documents,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             chat_template_kwargs=chat_template_kwargs,

@@ -1,7 +1,7 @@
 """What a full block holds, and the digest it is found by.
 
-The KV of a block depends on its own tokens, on every token before it, and on extra keys (today the cache salt). The
-digest chains over all of these. Because the content itself is kept beside the digest, two contents that share a digest
+The KV of a block depends on its own tokens, on every token before it, and on extra keys (see `extra_keys`). The digest
+chains over all of these. Because the content itself is kept beside the digest, two contents that share a digest
 are told apart: no request is ever given the KV of another prompt.
 """
 

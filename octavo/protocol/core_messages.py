@@ -28,7 +28,7 @@ class AddRequest(msgspec.Struct, tag=True):
 
 
 class AbortRequests(msgspec.Struct, tag=True):
-    """End these; unknown ids are ignored. Nothing is answered for them."""
+    """End these. Each gets a last output, unless it has ended; unknown ids are ignored."""
 
     request_ids: list[str]
 
@@ -70,7 +70,7 @@ class EngineFailed(msgspec.Struct, kw_only=True, tag=True):
 
 
 class RequestFailure(msgspec.Struct, kw_only=True):
-    """A request, or one of its samples, that ended with an error instead of an output."""
+    """A request, or one of its samples, that ended with an error instead of a last output."""
 
     request_id: str
     message: str

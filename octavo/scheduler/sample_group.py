@@ -3,7 +3,7 @@
 A sample that has started is a `Request` like any other; the group only decides when the next one may start. At most one
 sample, the *front*, stands in the queue without having started, or computes the prompt for those after it. Once it has
 sampled its first token, the group holds the prompt's blocks, and the samples after it begin with these one by one. The
-hold may be given up at any time: then the front computes the prompt again, as anybody would, and the group holds it anew.
+hold may be given up at any time: then the front computes the prompt again, as anybody would, and it is held anew.
 
 What always holds between two calls
 - While samples have not started there is a front. While there is a hold, the front has not started and waits.
@@ -174,12 +174,10 @@ class SampleGroups:
             num_missing: blocks that `head` lacks. Holds that could not make up for them are kept.
             alone: nothing runs, so that only holds can be in its way, in the end its own group's.
         """
-        others = [group for group in self._holding if group.front is not head]
         if alone:
-            others = others or self._holding
-        elif sum(group.hold.num_unshared for group in others if group.hold is not None) < num_missing:
-            return False
-        if not others:
+            return self.give_up_last()
+        others = [group for group in self._holding if group.front is not head]
+        if sum(group.hold.num_unshared for group in others if group.hold is not None) < num_missing:
             return False
         self.give_up(max(others, key=_front_key))
         return True

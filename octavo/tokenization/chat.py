@@ -7,13 +7,15 @@ begin-of-sequence token itself where the model wants one, so it is there once.
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from octavo.errors import InvalidInput
 from octavo.logging import get_logger
 from octavo.tokenization.chat_messages import Message, check_dicts, check_messages, plain
 from octavo.tokenization.chat_template import ChatTemplate, compile_template
-from octavo.tokenization.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from octavo.tokenization.tokenizer import Tokenizer
 
 logger = get_logger(__name__)
 
@@ -24,7 +26,7 @@ _JINJA_SIGNS = ("{{", "{%", "{#")
 
 
 def render_chat(
-    tokenizer: Tokenizer,
+    tokenizer: "Tokenizer",
     messages: Sequence[Mapping[str, Any]],
     *,
     chat_template: str | Path | None = None,
@@ -85,7 +87,7 @@ def _check_ending(add_generation_prompt: object, continue_final_message: object)
     return add_generation_prompt
 
 
-def encode_chat(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+def encode_chat(tokenizer: "Tokenizer", messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
     """Token ids of `render_chat(tokenizer, messages, **options)`.
 
     Raises:
@@ -94,7 +96,7 @@ def encode_chat(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], **o
     return encode_rendered(tokenizer, render_chat(tokenizer, messages, **options))
 
 
-def encode_rendered(tokenizer: Tokenizer, text: str) -> list[int]:
+def encode_rendered(tokenizer: "Tokenizer", text: str) -> list[int]:
     """Token ids of a rendered conversation. Raises InvalidInput if there are none."""
     token_ids = tokenizer.encode(text, add_special_tokens=False)
     if not token_ids:
@@ -103,7 +105,7 @@ def encode_rendered(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def find_chat_template(
-    tokenizer: Tokenizer, chat_template: str | Path | None = None, *, has_tools: bool = False
+    tokenizer: "Tokenizer", chat_template: str | Path | None = None, *, has_tools: bool = False
 ) -> str:
     """The Jinja source that `render_chat` uses. Raises InvalidInput if there is none."""
     templates = tokenizer.chat_templates
@@ -148,11 +150,6 @@ def _check_kwargs(kwargs: object) -> dict[str, Any]:
     return plain(kwargs, "chat_template_kwargs")  # type: ignore[no-any-return]
 
 
-def unused_variables(template: str, names: frozenset[str]) -> list[str]:
-    """Which of these names the template of this source does not read."""
-    return sorted(names - compile_template(template).variables)
-
-
 def _warn_of_unused(template: ChatTemplate, names: frozenset[str]) -> None:
     unused = names - template.variables
     if unused:
@@ -190,9 +187,9 @@ def _with_mark(message: Message, mark: str) -> Message:
             "them out or ask for a new answer instead"
         )
     content = message.get("content")
-    if isinstance(content, str):
+    if isinstance(content, str) and content:
         return {**message, "content": content + mark}
-    if content:
+    if isinstance(content, list) and any(part["text"] for part in content):
         last = {**content[-1], "text": content[-1]["text"] + mark}
         return {**message, "content": [*content[:-1], last]}
     raise InvalidInput(

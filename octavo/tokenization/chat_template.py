@@ -28,13 +28,17 @@ from octavo.errors import InvalidInput
 from octavo.tokenization.chat_template_analysis import Traits, find_traits
 
 MAX_STEPS = 3_000_000
-"""Rounds of loops and calls of macros in one rendering at most: seconds, where honest templates take milliseconds."""
+"""Steps of one rendering at most, about a second. A round of a loop is one; honest templates take a few thousand."""
 MAX_TEXT = 64_000_000
 """Characters of one text, or items of one list, that a template may build."""
+MAX_ITEMS = 1_000_000
+"""Items of a list or dict that is written out, with those of the lists and dicts in it."""
+_STEPS_PER_CALL = 10
+"""Steps that a call of a macro counts for."""
 _TEXT_PER_STEP = 64
 """Literal text in the body of a loop counts as one more step for each so many characters."""
 
-_SEQUENCES = (str, list, tuple)
+_SEQUENCES, _CONTAINERS = (str, list, tuple), (list, tuple, dict)
 _steps_left: ContextVar[list[int]] = ContextVar("steps_left")
 
 
@@ -60,31 +64,27 @@ class _Guard(NodeTransformer):
     """
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
-        return self._counted(node)
+        return self._counted(node, 1)
 
     def visit_Macro(self, node: nodes.Macro) -> nodes.Node:
-        return self._counted(node)
+        return self._counted(node, _STEPS_PER_CALL)
 
     def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.Node:
-        return self._counted(node)
+        return self._counted(node, _STEPS_PER_CALL)
 
     def visit_Filter(self, node: nodes.Filter) -> nodes.Node:
         self.generic_visit(node)
-        return node if node.node is None else _filter("check_size", node)  # {% filter %} has its text as no node
+        return node if node.node is None else _filter("check_size", node)  # the text of a {% filter %} is no node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
+        node.nodes = [_filter("check_shown", part) for part in node.nodes]
         return _filter("check_size", node)
 
-    def visit_FilterBlock(self, node: nodes.FilterBlock) -> nodes.Node:
-        for statement in node.body:
-            self.visit(statement)
-        return node
-
-    def _counted(self, node: nodes.For | nodes.Macro | nodes.CallBlock) -> nodes.Node:
+    def _counted(self, node: nodes.For | nodes.Macro | nodes.CallBlock, steps: int) -> nodes.Node:
         literal = sum(len(data.data) for child in node.body for data in _literals(child))
         self.generic_visit(node)
-        cost = nodes.Const(1 + literal // _TEXT_PER_STEP, lineno=node.lineno)
+        cost = nodes.Const(steps + literal // _TEXT_PER_STEP, lineno=node.lineno)
         node.body.insert(0, nodes.ExprStmt(_filter("count_steps", cost), lineno=node.lineno))
         return node
 
@@ -109,12 +109,14 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=[jinja2.ext.loopcontrols, _GenerationBlock],
-            finalize=_check_size,
+            finalize=_check_shown,
             cache_size=0,
         )
         self.filters["tojson"] = _to_json
         self.filters["count_steps"] = _count_steps
         self.filters["check_size"] = _check_size
+        self.filters["check_shown"] = _check_shown
+        self.filters["string"] = lambda value: str(_check_shown(value))
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _strftime_now
         del self.globals["lipsum"]
@@ -148,6 +150,21 @@ def _check_size(value: Any) -> Any:
     return value
 
 
+def _check_shown(value: Any) -> Any:
+    """Before a value is written out: a list that holds another twice, and so on, is small until then."""
+    if not isinstance(value, _CONTAINERS):
+        return _check_size(value)
+    waiting, count = [value], 0
+    while waiting:
+        container = waiting.pop()
+        items = container.values() if isinstance(container, dict) else container
+        count += len(items)
+        if count > MAX_ITEMS:
+            raise _TooMuch(f"it writes out a list or dict of more than {MAX_ITEMS} items")
+        waiting += [item for item in items if isinstance(item, _CONTAINERS)]
+    return value
+
+
 def _check_product(left: Any, right: Any) -> None:
     for sequence, count in ((left, right), (right, left)):
         if isinstance(sequence, _SEQUENCES) and isinstance(count, int) and len(sequence) * count > MAX_TEXT:
@@ -164,7 +181,9 @@ def _to_json(
     """Jinja's own filter escapes for HTML, which a model was never shown."""
     if isinstance(indent, int) and indent > 1000:
         raise _TooMuch(f"it writes JSON with indent={indent}")
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        _check_shown(value), ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _raise_exception(message: object) -> None:
@@ -200,8 +219,8 @@ class ChatTemplate:
             self._template = environment.from_string(source)
         except TemplateSyntaxError as error:
             raise InvalidInput(
-                f"the chat template has a syntax error in line {error.lineno}: {error.message}; correct the template "
-                "or give another with chat_template="
+                f"the chat template has a syntax error in line {error.lineno}: {(error.message or '').rstrip('.')}; "
+                "correct the template or give another with chat_template="
             ) from error
         except (TemplateError, RecursionError) as error:
             raise InvalidInput(f"the chat template cannot be compiled: {error}; give another") from error
@@ -249,5 +268,5 @@ def _environment() -> _Sandbox:
     return _Sandbox()
 
 
-compile_template: Callable[[str], ChatTemplate] = lru_cache(maxsize=64)(ChatTemplate)
+compile_template: Callable[[str], ChatTemplate] = lru_cache(maxsize=128)(ChatTemplate)
 """ChatTemplate of a source, compiled only once."""

@@ -6,6 +6,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 
@@ -100,6 +101,35 @@ class Tokenizer:
         if token is not None and token.startswith(WORD_START) and not text.startswith((" ", WORD_START)):
             return f" {text}"
         return text
+
+    def apply_chat_template(
+        self,
+        conversation: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | Path | None = None,
+        add_generation_prompt: bool = False,
+        continue_final_message: bool = False,
+        tokenize: bool = True,
+        **variables: Any,
+    ) -> list[int] | str:
+        """Token ids of a conversation, or its text without `tokenize`; called as in the transformers library.
+
+        `variables` are further ones of the template. See `octavo.tokenization.chat.render_chat` for the rest.
+        """
+        from octavo.tokenization.chat import encode_rendered, render_chat  # brings Jinja, which few callers need
+
+        text = render_chat(
+            self,
+            conversation,
+            chat_template=chat_template,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            documents=documents,
+            chat_template_kwargs=variables,
+        )
+        return encode_rendered(self, text) if tokenize else text
 
     def get_vocab(self) -> dict[str, int]:
         """Token -> id, added tokens included."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from async_driver import eventually, footprint, is_running, last_output
-from tiny_models import random_weights, write_model
+from tiny_models import LLAMA, random_weights, write_model
 
 import octavo
 from octavo import LLM, EngineDeadError, SamplingParams
@@ -143,7 +143,7 @@ def test_a_step_longer_than_its_limit_ends_the_engine(tiny_llama, monkeypatch, c
 
 
 def test_files_that_do_not_hold_the_model_are_refused_with_the_text_that_llm_gives(tmp_path):
-    weights = random_weights(dict(__import__("tiny_models").LLAMA))
+    weights = random_weights(LLAMA)
     del weights["model.layers.1.mlp.up_proj.weight"]
     model = str(write_model(tmp_path / "model", weights=weights))
     with pytest.raises(ValueError) as refusal:
@@ -182,12 +182,13 @@ asyncio.run(main())
 """
 
 
-def start_script(model: str, then: str, tmp_path: Path) -> subprocess.Popen:
+def start_script(model: str, then: str, tmp_path: Path, **options: object) -> subprocess.Popen:
     """A program without a __main__ guard that prints its core's process id and socket folder, then does `then`."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(then=then))
     env = {**os.environ, "PYTHONPATH": str(Path(octavo.__file__).parents[1])}
-    return subprocess.Popen([sys.executable, str(script), model], stdout=subprocess.PIPE, text=True, env=env)
+    command = [sys.executable, str(script), model]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env, **options)
 
 
 def read_core(script: subprocess.Popen) -> tuple[int, Path]:
@@ -220,20 +221,12 @@ def test_a_program_that_never_shuts_down_ends_and_takes_the_core_along(tiny_llam
 
 def test_ctrl_c_reaches_the_program_and_not_its_core(tiny_llama, tmp_path):
     then = """
-        await asyncio.sleep(0.5)
         try:
             await asyncio.sleep(60)
         finally:
-            await llm.check_health()
             print("core lives", (await llm.get_metrics())["num_running"], flush=True)
             os._exit(3)"""
-    script = subprocess.Popen.__new__(subprocess.Popen)
-    path = tmp_path / "script.py"
-    path.write_text(SCRIPT.format(then=then))
-    env = {**os.environ, "PYTHONPATH": str(Path(octavo.__file__).parents[1])}
-    script.__init__(
-        [sys.executable, str(path), tiny_llama], stdout=subprocess.PIPE, text=True, env=env, start_new_session=True
-    )
+    script = start_script(tiny_llama, then, tmp_path, start_new_session=True)
     pid, folder = read_core(script)
     os.killpg(script.pid, signal.SIGINT)  # what a terminal does
     assert script.stdout.readline().startswith("core lives")

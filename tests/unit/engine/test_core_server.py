@@ -195,7 +195,8 @@ def test_an_abort_between_steps_frees_blocks_before_the_next_step():
         client.send(request("a", max_tokens=60))
         client.receive_until(lambda turn: turn.outputs)
         client.send(AbortRequests(["a"]))
-        turn = client.receive_until(lambda turn: not turn.outputs)[-1]
+        turn = client.receive_until(finishes("a"))[-1]
+        assert [out.finish_reason for out in turn.outputs] == [FinishReason.ABORT]
         assert turn.stats.kv_blocks_in_use == 0
         steps = client.executor.num_steps
         assert client.call(CoreMethod.STATS).value.num_running == 0

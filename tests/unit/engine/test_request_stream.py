@@ -88,6 +88,7 @@ def test_a_failed_stream_raises_at_once_even_if_an_unfinished_output_waits():
         stream.put(output("a"))
         stream.fail(RuntimeError("first"))
         stream.fail(RuntimeError("second"))
+        stream.put(output("b", finish="stop"))
         with pytest.raises(RuntimeError, match="first"):
             await stream.next()
 

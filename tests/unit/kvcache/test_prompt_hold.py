@@ -134,6 +134,26 @@ def test_a_fork_shares_the_contents_of_the_prompt_instead_of_hashing_it_again(mo
     assert all(a is b for a, b in zip(parent.block_contents, child.block_contents, strict=True))
 
 
+def test_a_copy_that_its_owner_never_computed_in_is_not_published_when_it_is_freed():
+    manager, prompt = make(num_blocks=8), list(range(8))
+    first, parent = Request("first", prompt), Request("parent", prompt)
+    for request in (first, parent):
+        manager.allocate(request, 8)
+    for request in (first, parent):
+        request.num_computed_tokens = 8
+        manager.publish(request)
+    manager.free(first)
+    hold = manager.hold_prompt(parent, 8)
+    evicting = Request("evicting", [50] * 24)
+    manager.allocate(evicting, 24)
+    manager.free(evicting)
+    fork(manager, hold, "child", 8)
+    copy = manager.block_ids("child")[-1]
+    manager.free(Request("child", prompt, block_contents=hold.contents))
+    assert manager.pool.blocks[copy].content is None
+    manager.audit([parent], [hold])
+
+
 def test_shared_slots_and_tokens_count_once_in_the_utilization():
     manager, parent, hold = held(6)
     assert manager.utilization([parent]) == 6 / 8

@@ -94,10 +94,10 @@ def templates(model_path) -> dict[str, str]:
 
 
 def variants(name: str):
-    """Every conversation with and without tools, with and without what opens an answer."""
+    """Every conversation with and without tools; some without what opens an answer."""
     for key, messages in CONVERSATIONS.items():
         for tools in (None, TOOLS):
-            for opens in (True, False):
+            for opens in (True, False) if key in ("turns", "calls") else (True,):
                 yield f"{name}/{key}/{bool(tools)}/{opens}", key, messages, tools, opens
 
 
