@@ -179,14 +179,14 @@ class KVCacheManager:
             last: the hold ends, and the request takes its place.
         """
         assert request.request_id not in self._tables, f"{request.request_id} has a block table already"
-        copy = self.needs_copy(hold, last)
-        if last:
-            self._holds.remove(hold)
-        else:
-            self.pool.touch(hold.blocks)
         table = self._tables[request.request_id] = _BlockTable(hold.blocks)
-        if copy:
+        if self.needs_copy(hold, last):
+            self.pool.touch(hold.blocks)
             table.blocks[-1] = self._copy(table.blocks[-1])
+            if last:
+                self.release(hold)
+        else:
+            self._holds.remove(hold)
         request.block_contents = list(hold.contents)
         table.num_published = min(len(hold.contents), (hold.num_tokens - 1) // self.block_size)
 

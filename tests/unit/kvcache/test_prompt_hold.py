@@ -134,6 +134,23 @@ def test_a_fork_shares_the_contents_of_the_prompt_instead_of_hashing_it_again(mo
     assert all(a is b for a, b in zip(parent.block_contents, child.block_contents, strict=True))
 
 
+def test_a_tail_let_go_by_the_last_child_is_evicted_before_the_head_though_the_child_has_a_duplicate_of_that():
+    manager = make(num_blocks=7)
+    first, parent = Request("first", list(range(5))), Request("parent", list(range(8)))
+    for request in (first, parent):
+        manager.allocate(request, len(request.token_ids))
+    for request in (first, parent):
+        request.num_computed_tokens = len(request.token_ids)
+        manager.publish(request)
+    hold = manager.hold_prompt(parent, 8)
+    end(manager, first, parent)
+    child = fork(manager, hold, "child", 8, last=True)
+    manager.allocate(Request("evicting", [50] * 16), 16)
+    assert numbers(manager) == (0, 1, 6)
+    assert len(manager.find_cached_prefix(Request("again", list(range(9))))) == 1, "the tail was evicted, the head not"
+    end(manager, child)
+
+
 def test_a_copy_that_its_owner_never_computed_in_is_not_published_when_it_is_freed():
     manager, prompt = make(num_blocks=8), list(range(8))
     first, parent = Request("first", prompt), Request("parent", prompt)
