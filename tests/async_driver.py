@@ -2,14 +2,14 @@
 
 import asyncio
 import os
+import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from tempfile import gettempdir
 
-from octavo import RequestOutput, SamplingParams
-from octavo.engine.async_llm import AsyncLLM
+from octavo import AsyncLLM, RequestOutput, SamplingParams
 
 
 async def last_output(llm: AsyncLLM, prompt: object, params: SamplingParams | None = None, **options) -> RequestOutput:
@@ -37,23 +37,39 @@ async def assert_nothing_held(llm: AsyncLLM) -> None:
     await llm.audit()
 
 
+def _state_and_parent(pid: int) -> tuple[str, int]:
+    """State letter and parent of a process; X if there is no such process."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return "X", 0
+    return fields[0], int(fields[1])
+
+
 def is_running(pid: int) -> bool:
     """Whether a process exists and is no zombie."""
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return status.rpartition(")")[2].split()[0] not in "ZX"
+    return _state_and_parent(pid)[0] not in "ZX"
 
 
-def children() -> set[int]:
-    """Processes that this one has started."""
-    return {
-        int(pid)
-        for task in Path("/proc/self/task").iterdir()
-        for pid in (task / "children").read_text().split()
-        if is_running(int(pid))
-    }
+def _children() -> set[int]:
+    """Processes that this one has started, zombies too."""
+    pids = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal())
+    return {pid for pid in pids if _state_and_parent(pid)[1] == os.getpid()}
+
+
+@contextmanager
+def private_temp_dir() -> Iterator[None]:
+    """A folder for temporary files of this process and those it starts, under a path that is short enough."""
+    before = tempfile.tempdir, os.environ.get("TMPDIR")
+    with tempfile.TemporaryDirectory(prefix="test-", dir="/tmp") as folder:
+        tempfile.tempdir = os.environ["TMPDIR"] = folder
+        try:
+            yield
+        finally:
+            tempfile.tempdir = before[0]
+            del os.environ["TMPDIR"]
+            if before[1] is not None:
+                os.environ["TMPDIR"] = before[1]
 
 
 def footprint() -> dict[str, set]:
@@ -66,7 +82,7 @@ def footprint() -> dict[str, set]:
             continue  # the one that lists them
     return {
         "threads": {thread.name for thread in threading.enumerate()},
-        "processes": children(),
+        "processes": _children(),
         "files": {link for link in links if "/proc/" not in link[1]},
-        "folders": {path.name for path in Path(gettempdir()).glob("octavo-*")},
+        "folders": {path.name for path in Path(tempfile.gettempdir()).glob("octavo-*")},
     }

@@ -94,6 +94,7 @@ class AsyncLLM:
         self._input_processor = front_end.input_processor
         self._output_processor = front_end.output_processor
         self._stat_logger = StatLogger(envs.log_interval()) if self.config.log_stats else None
+        self._is_core_elsewhere = core == "process"
         self._output_lock = threading.Lock()
         self._streams: dict[str, RequestStream] = {}
         self._request_ids = map(str, itertools.count())
@@ -202,7 +203,7 @@ class AsyncLLM:
 
     async def reset_prefix_cache(self) -> bool:
         """Forget every cached block. False, and nothing changes, while requests hold blocks."""
-        return await self._call(CoreMethod.RESET_PREFIX_CACHE)
+        return bool(await self._call(CoreMethod.RESET_PREFIX_CACHE))
 
     async def audit(self) -> None:
         """Raise AssertionError if the accounts of the KV cache are off."""
@@ -355,6 +356,8 @@ class AsyncLLM:
         if stream.is_left:
             return
         self._client.check()
+        if self._is_core_elsewhere:
+            _check_importable(params)
         prompt, rendered = make_prompt()
         request, text = self._input_processor.process(stream.user_id, prompt, params, priority)
         request.request_id = stream.request_id
@@ -388,6 +391,16 @@ def _finalize(client: SocketClient, tokenizer_thread: ThreadPoolExecutor) -> Non
         _close(client, tokenizer_thread)
     else:
         threading.Thread(target=_close, args=(client, tokenizer_thread), name="octavo-closer").start()
+
+
+def _check_importable(params: SamplingParams | None) -> None:
+    """A class of the main program has no name that another process could import it by."""
+    for path in getattr(params, "logits_processors", None) or ():
+        if path.startswith("__main__:"):
+            raise InvalidInput(
+                f"logits_processors={path!r} is defined in the main program, which the engine core's process cannot "
+                'import; move it to a module of its own, or use core="thread"'
+            )
 
 
 def _seconds(name: str, value: object) -> float:

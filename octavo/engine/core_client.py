@@ -1,13 +1,14 @@
 """How the front end reaches the engine core: by a call in the same process, or by messages over a socket."""
 
 import itertools
+import math
 import os
 import threading
 import time
 import weakref
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 import zmq
@@ -147,7 +148,7 @@ class SocketClient:
         self._reader = threading.Thread(target=self._read, name="octavo-core-reader", daemon=True)
         self._reader.start()
         try:
-            self.launcher.start(lambda how: self._end(EngineDeadError(how)))
+            self.launcher.start(self._server_ended)
         except BaseException:
             self.close()
             raise
@@ -219,14 +220,20 @@ class SocketClient:
             calls, self._calls = self._calls, {}
             send(self._outbox, self._encoder.encode(Shutdown()))
             send(self._waker, b"")
+        if not self._is_closing and not isinstance(error, InvalidInput):
+            logger.error("The engine is lost: %s", error)
         if kill:
             self.launcher.kill()
-        for future in (self.kernels, *calls.values()):
+        futures: list[Future[Any]] = [self.kernels, *calls.values()]
+        for future in futures:
             with suppress(InvalidStateError):  # done or cancelled
                 future.set_exception(type(error)(*error.args))
         if (listener := self._listener()) is not None:
             listener.core_ended(error)
         return True
+
+    def _server_ended(self, how: str) -> None:
+        self._end(EngineDeadError(how))
 
     def _read(self) -> None:
         """Take what comes in, and notice when nothing does."""
@@ -234,7 +241,7 @@ class SocketClient:
         silent, last_turn = 0.0, time.monotonic()
         try:
             while self.error is None:
-                self._inbox.poll(self._tick * 1000)
+                self._inbox.poll(math.ceil(self._tick * 1000))
                 # Time in which this process itself did not run is not the core's silence.
                 silent += min(time.monotonic() - last_turn, 2 * self._tick)
                 last_turn = time.monotonic()

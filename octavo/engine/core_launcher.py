@@ -35,7 +35,7 @@ class CoreLauncher(Protocol):
     """Address the server sends to; to be bound before `start`."""
 
     def start(self, on_end: Callable[[str], None]) -> None:
-        """Start the server. `on_end` is given a text that says how it ended."""
+        """Start the server; once. `on_end` is given a text that says how it ended."""
 
     def kill(self) -> None:
         """End it now, if that can be done from outside. May be called again."""

@@ -37,8 +37,8 @@ def main() -> int:
 
     configure_logging()
     with zmq.Context() as context:
-        addresses = (f"ipc://{args.socket_dir}/{name}" for name in (CORE_SOCKET, CLIENT_SOCKET))
-        return 0 if CoreServer(context, *addresses).run() else 1
+        inbox, outbox = (f"ipc://{args.socket_dir}/{name}" for name in (CORE_SOCKET, CLIENT_SOCKET))
+        return 0 if CoreServer(context, inbox, outbox).run() else 1
 
 
 def _end_with_parent(parent_pid: int, socket_dir: str) -> None:

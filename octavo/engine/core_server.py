@@ -7,6 +7,7 @@ is to be done; a step that fails ends the requests it was computing, each with a
 is at the other end hears a last message before the server ends by itself.
 """
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -162,7 +163,9 @@ class CoreServer:
         self._send(EngineFailed(message=message, is_invalid_input=refused))
         deadline = time.monotonic() + LAST_WORDS_SECONDS
         while (left := deadline - time.monotonic()) > 0:
-            if self._inbox.poll(left * 1000) and isinstance(self._decoder.decode(self._inbox.recv()), Shutdown):
+            if self._inbox.poll(math.ceil(left * 1000)) and isinstance(
+                self._decoder.decode(self._inbox.recv()), Shutdown
+            ):
                 return
 
     def _send(self, message: FromCore) -> None:

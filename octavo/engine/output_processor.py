@@ -140,7 +140,7 @@ class _RequestState:
 
     def append(self, sample: SampleState, output: EngineCoreOutput) -> None:
         """Take in what one step added to one sample."""
-        if self._wants_prompt_logprobs and sample is self._first_sample and output.new_token_ids:
+        if self._wants_prompt_logprobs and output.new_token_ids:  # they come with the first token of any sample
             self._wants_prompt_logprobs = False
             self._prompt_logprobs = self._read_prompt_logprobs(output.prompt_logprobs or [])
         sample.append(output)

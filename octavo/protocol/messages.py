@@ -78,7 +78,7 @@ class EngineCoreOutput(msgspec.Struct, kw_only=True):
     logprobs: list[TokenLogprobs] | None = None
     """One entry a new token, if the request asked for them."""
     prompt_logprobs: list[TokenLogprobs] | None = None
-    """One entry a prompt token but the first, once, with the first output token of the request (of its sample 0)."""
+    """One entry a prompt token but the first, once, with the first output token of the request."""
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
     """The id out of `stop_token_ids` that ended the request."""

@@ -9,18 +9,24 @@ import time
 from pathlib import Path
 
 import pytest
-from async_driver import eventually, footprint, is_running, last_output
+from async_driver import eventually, footprint, is_running, last_output, private_temp_dir
 from tiny_models import LLAMA, random_weights, write_model
 
 import octavo
-from octavo import LLM, EngineDeadError, SamplingParams
+from octavo import LLM, AsyncLLM, EngineDeadError, SamplingParams
 from octavo.engine import core_server
 from octavo.engine.assemble import make_core
-from octavo.engine.async_llm import AsyncLLM
 
 pytestmark = pytest.mark.slow
 OPTIONS = {"dtype": "float32", "num_kv_blocks": 64, "disable_log_stats": True}
 LONG = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_temp_dir():
+    """What other programs of this machine leave behind is not what is looked for here."""
+    with private_temp_dir():
+        yield
 
 
 def pid_of(llm: AsyncLLM) -> int:
@@ -111,9 +117,9 @@ def test_a_busy_core_is_not_taken_for_dead(tiny_llama):
     """Many steps, none of them long, with a heartbeat limit shorter than the whole."""
 
     async def run():
-        async with AsyncLLM(tiny_llama, heartbeat_timeout=2.0, **OPTIONS) as llm:
+        async with AsyncLLM(tiny_llama, heartbeat_timeout=1.5, **OPTIONS) as llm:
             started = time.monotonic()
-            while time.monotonic() - started < 4:
+            while time.monotonic() - started < 3:
                 await last_output(llm, [1, 2], LONG)
 
     asyncio.run(run())
@@ -168,11 +174,10 @@ def test_files_that_do_not_hold_the_model_are_refused_with_the_text_that_llm_giv
 
 SCRIPT = """
 import asyncio, os, sys
-from octavo.engine.async_llm import AsyncLLM
-from octavo import SamplingParams
+from octavo import AsyncLLM, SamplingParams
 
 async def main():
-    llm = AsyncLLM(sys.argv[1], dtype="float32", num_kv_blocks=64, disable_log_stats=True)
+    llm = AsyncLLM(sys.argv[1], dtype="float32", num_kv_blocks=64, disable_log_stats=True, heartbeat_timeout=2.0)
     stream = llm.generate([1, 2], SamplingParams(max_tokens=None, ignore_eos=True))
     async for output in stream:
         print(llm._client.launcher.pid, llm._client.launcher._socket_dir, flush=True)
@@ -210,6 +215,34 @@ def test_the_core_ends_when_its_parent_is_killed(tiny_llama, tmp_path):
     script.kill()
     script.wait(10)
     wait_until_gone(pid, folder, 3)
+
+
+def test_a_program_that_was_itself_frozen_does_not_take_its_core_for_dead(tiny_llama, tmp_path):
+    then = """
+        await asyncio.sleep(1)
+        for _ in range(10):
+            await asyncio.sleep(0.1)
+            await llm.check_health()
+        print("healthy", (await llm.get_metrics())["num_steps"] > 1, flush=True)
+        await llm.shutdown()
+        break"""
+    script = start_script(tiny_llama, then, tmp_path)
+    core = read_core(script)
+    script.send_signal(signal.SIGSTOP)
+    time.sleep(4)  # its heartbeat_timeout is 2
+    script.send_signal(signal.SIGCONT)
+    assert script.stdout.readline() == "healthy True\n"
+    assert script.wait(20) == 0
+    wait_until_gone(*core, 3)
+
+
+def test_a_class_of_the_main_program_is_refused_with_the_way_out(tiny_llama):
+    async def run():
+        async with AsyncLLM(tiny_llama, **OPTIONS) as llm:
+            with pytest.raises(ValueError, match="main program.*thread"):
+                await last_output(llm, [1], SamplingParams(logits_processors=["__main__:Mine"]))
+
+    asyncio.run(run())
 
 
 def test_a_program_that_never_shuts_down_ends_and_takes_the_core_along(tiny_llama, tmp_path):

@@ -192,15 +192,19 @@ def test_messages_are_followed_in_order_and_answers_show_those_before():
 
 def test_an_abort_between_steps_frees_blocks_before_the_next_step():
     with serving() as client:
+        client.executor.may_step.clear()
         client.send(request("a", max_tokens=60))
-        client.receive_until(lambda turn: turn.outputs)
-        client.send(AbortRequests(["a"]))
-        turn = client.receive_until(finishes("a"))[-1]
-        assert [out.finish_reason for out in turn.outputs] == [FinishReason.ABORT]
-        assert turn.stats.kv_blocks_in_use == 0
-        steps = client.executor.num_steps
-        assert client.call(CoreMethod.STATS).value.num_running == 0
-        assert client.executor.num_steps == steps
+        while not client.executor.num_steps:
+            time.sleep(0.001)
+        client.send(AbortRequests(["a", "unknown"]))
+        client.executor.may_step.set()
+        turns = client.receive_until(finishes("a"))
+        assert [(out.new_token_ids, out.finish_reason) for turn in turns for out in turn.outputs] == [
+            ([TOKEN], None),
+            ([], FinishReason.ABORT),
+        ]
+        assert turns[-1].stats.kv_blocks_in_use == 0
+        assert client.executor.num_steps == 1
 
 
 def test_a_step_that_fails_ends_its_requests_with_the_cause_and_nothing_else():
