@@ -628,11 +628,13 @@ def test_metrics_of_samples_are_merged(core):
     assert (metrics.num_preemptions, output.num_cached_tokens) == (3, 16)
 
 
-def test_prompt_logprobs_come_with_the_first_sample(core):
+@pytest.mark.parametrize("first", ["0_r", "1_r"])
+def test_prompt_logprobs_come_with_the_first_token_of_any_sample(core, first):
     core.add(n=2, prompt_logprobs=0)
-    assert core.send(core.ids("b"), request_id="1_r")[0].prompt_logprobs is None
-    (output,) = core.send(core.ids("a"), request_id="0_r", prompt_logprobs=prompt_entries(core.ids("hi")))
+    (output,) = core.send(core.ids("a"), request_id=first, prompt_logprobs=prompt_entries(core.ids("hi")))
     assert len(output.prompt_logprobs) == 2
+    other = "1_r" if first == "0_r" else "0_r"
+    assert len(core.send(core.ids("b"), request_id=other)[0].prompt_logprobs) == 2
 
 
 # Any interleaving
