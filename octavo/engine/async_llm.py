@@ -1,53 +1,35 @@
-"""AsyncLLM: the engine for asyncio. The core runs elsewhere, in a process or a thread; here are the streams.
+"""AsyncLLM: the engine for asyncio. The core runs elsewhere, in a process or a thread; the streams are in `stream_hub`.
 
-Three threads meet in it: the event loop of each reader, which only hands out and never waits for the others; the
-tokenizer's thread, which checks and tokenises requests in their order of arrival; and the client's, which turns what
-the core computed into outputs. A stream belongs to the event loop that reads it, the engine to none.
-
-What always holds: a request that was sent to the core gets exactly one end from there, whoever asked for it: a last
-output, a failure, or the death of the core. Only that end removes its state here; only its reader removes the stream.
+Nothing of the engine refers to an AsyncLLM but its own streams: one that is forgotten is closed.
 """
 
 import asyncio
 import copy
-import itertools
 import math
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from contextlib import suppress
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import Any, TypeVar
 
 import msgspec
 
-from octavo import envs
 from octavo.config.resolve import make_engine_args
 from octavo.engine.assemble import encode_config, make_front_end
 from octavo.engine.core_client import SocketClient
 from octavo.engine.input_processor import Prompt
-from octavo.engine.request_stream import RequestStream, wake
+from octavo.engine.stream_hub import PromptMaker, StreamHub
 from octavo.errors import InvalidInput
-from octavo.metrics.stat_logger import StatLogger
-from octavo.protocol.core_messages import (
-    AbortRequests,
-    AddRequest,
-    CoreMethod,
-    RequestFailure,
-    StartEngine,
-    StepOutputs,
-)
-from octavo.protocol.messages import sample_request_ids
+from octavo.protocol.core_messages import CoreMethod
 from octavo.protocol.outputs import RequestOutput
-from octavo.protocol.sampling_params import RequestOutputKind, SamplingParams
+from octavo.protocol.sampling_params import SamplingParams
 from octavo.protocol.stats import EngineStats
 from octavo.tokenization.chat import encode_rendered, render_chat
 from octavo.tokenization.tokenizer import Tokenizer
 
-PromptMaker: TypeAlias = Callable[[], tuple[Prompt, str | None]]
-"""Makes a prompt, and its text if that is not in the prompt. Runs in the tokenizer's thread."""
-
-_LONGEST_HEARTBEAT_INTERVAL = 1.0
+T = TypeVar("T")
 
 
 class AsyncLLM:
@@ -92,24 +74,12 @@ class AsyncLLM:
         self.config = front_end.config
         self._tokenizer = front_end.tokenizer
         self._input_processor = front_end.input_processor
-        self._output_processor = front_end.output_processor
-        self._stat_logger = StatLogger(envs.log_interval()) if self.config.log_stats else None
-        self._is_core_elsewhere = core == "process"
-        self._output_lock = threading.Lock()
-        self._streams: dict[str, RequestStream] = {}
-        self._request_ids = map(str, itertools.count())
         self._tokenizer_thread = ThreadPoolExecutor(1, thread_name_prefix="octavo-tokenizer")
-        self._client = SocketClient(
-            self,
-            StartEngine(
-                config=msgspec.Raw(encode_config(self.config)),
-                vocab_size=front_end.vocab_size,
-                heartbeat_interval=min(heartbeat_timeout / 10, _LONGEST_HEARTBEAT_INTERVAL),
-            ),
-            kind=core,
-            heartbeat_timeout=heartbeat_timeout,
-            step_timeout=step_timeout,
+        self._hub = StreamHub(front_end, is_core_elsewhere=core == "process")
+        self._client = self._hub.client = SocketClient(
+            self._hub, kind=core, heartbeat_timeout=heartbeat_timeout, step_timeout=step_timeout
         )
+        self._client.start(encode_config(self.config), front_end.vocab_size)
         self._finalizer = weakref.finalize(self, _finalize, self._client, self._tokenizer_thread)
 
     def generate(
@@ -155,10 +125,11 @@ class AsyncLLM:
             messages: dicts with role and content.
             template_options: as for `octavo.tokenization.chat.render_chat`.
         """
+        tokenizer = self._tokenizer
 
         def render() -> tuple[Prompt, str]:
-            text = render_chat(self._tokenizer, messages, **template_options)
-            return {"prompt_token_ids": encode_rendered(self._tokenizer, text), "cache_salt": cache_salt}, text
+            text = render_chat(tokenizer, messages, **template_options)
+            return {"prompt_token_ids": encode_rendered(tokenizer, text), "cache_salt": cache_salt}, text
 
         return self._read(request_id, render, copy.copy(sampling_params), priority)
 
@@ -168,12 +139,7 @@ class AsyncLLM:
         Their streams end with finish_reason "abort" once the step in progress is done.
         """
         user_ids = {request_id} if isinstance(request_id, str) else set(request_id)
-        self._client.check()
-        named = [stream for stream in list(self._streams.values()) if stream.user_id in user_ids]
-        for stream in named:
-            stream.is_abort_wanted = True
-        if sent := [stream.request_id for stream in named if stream.is_sent]:
-            self._client.send(AbortRequests(sent))
+        self._hub.abort(user_ids)
 
     async def wait_until_ready(self) -> None:
         """Return when the model is loaded.
@@ -187,7 +153,7 @@ class AsyncLLM:
     async def kernel_report(self) -> dict[str, str]:
         """Which kernel computes each kind of layer."""
         self._client.check()
-        return await asyncio.shield(asyncio.wrap_future(self._client.kernels))
+        return await asyncio.wrap_future(_follow(self._client.kernels))
 
     async def get_metrics(self) -> dict[str, int | float]:
         """Counters and gauges, named as in `octavo.protocol.stats.EngineStats`.
@@ -264,73 +230,14 @@ class AsyncLLM:
     ) -> None:
         await self.shutdown()
 
-    # Called by the client, from its threads.
-
-    def step_done(self, step: StepOutputs) -> None:
-        self._fail(step.failures)
-        with self._output_lock:
-            outputs, stopped = self._output_processor.process(step.outputs)
-        if stopped:
-            self._client.post(AbortRequests(stopped))
-        self._deliver(outputs)
-        if self._stat_logger is not None:
-            self._stat_logger.record(step.stats)
-
-    def tick(self) -> None:
-        for stream in list(self._streams.values()):
-            if stream.loop.is_closed():
-                self._leave(stream)
-
-    def core_ended(self, error: Exception) -> None:
-        streams = list(self._streams.values())
-        for stream in streams:
-            stream.fail(type(error)(*error.args))
-        wake(streams)
-
-    def _deliver(self, outputs: list[RequestOutput]) -> None:
-        """Hand outputs to their streams. What comes for a stream that was left is dropped."""
-        streams = []
-        for output in outputs:
-            if (stream := self._streams.get(output.request_id)) is not None:
-                output.request_id = stream.user_id
-                stream.is_sent = stream.is_sent and not output.finished
-                stream.put(output)
-                streams.append(stream)
-        for stream in wake(streams):
-            self._leave(stream)
-
-    def _fail(self, failures: list[RequestFailure]) -> None:
-        """End the streams of requests that failed in the core, with all their samples."""
-        if not failures:
-            return
-        with self._output_lock:
-            self._output_processor.abort([failure.request_id for failure in failures])
-        streams = {
-            sample_id: stream
-            for stream in list(self._streams.values())
-            for sample_id in (stream.request_id, *sample_request_ids(stream.request_id, stream.n))
-        }
-        for failure in failures:
-            if (stream := streams.get(failure.request_id)) is not None:
-                stream.fail((InvalidInput if failure.is_invalid_input else RuntimeError)(failure.message))
-                self._client.post(AbortRequests([stream.request_id]))  # its other samples
-                wake([stream])
-
-    # Called by readers. Nothing here waits for another thread.
-
     async def _read(
         self, user_id: str | None, make_prompt: PromptMaker, params: SamplingParams | None, priority: int
     ) -> AsyncGenerator[RequestOutput, None]:
         """Submit a request and hand out what comes; whatever ends this, the request ends with it."""
-        self._client.check()
-        if user_id is not None and not isinstance(user_id, str):
-            raise InvalidInput(f"request_id={user_id!r} must be a string, or None for one that is made up")
-        request_id = next(self._request_ids)
-        stream = RequestStream(request_id, request_id if user_id is None else user_id)
-        self._streams[request_id] = stream
+        stream = self._hub.open(user_id)
         try:
             await asyncio.get_running_loop().run_in_executor(
-                self._tokenizer_thread, self._submit, stream, make_prompt, params, priority
+                self._tokenizer_thread, self._hub.submit, stream, make_prompt, params, priority
             )
             while True:
                 output = await stream.next()
@@ -338,43 +245,7 @@ class AsyncLLM:
                 if output.finished:
                     return
         finally:
-            self._leave(stream)
-
-    def _leave(self, stream: RequestStream) -> None:
-        """Nobody reads this stream any more: its request ends, unless it has ended."""
-        stream.is_left = True
-        self._streams.pop(stream.request_id, None)
-        if stream.is_sent:
-            self._client.post(AbortRequests([stream.request_id]))
-
-    # Called in the tokenizer's thread, so in order of arrival.
-
-    def _submit(
-        self, stream: RequestStream, make_prompt: PromptMaker, params: SamplingParams | None, priority: int
-    ) -> None:
-        """Check, tokenise and send one request."""
-        if stream.is_left:
-            return
-        self._client.check()
-        if self._is_core_elsewhere:
-            _check_importable(params)
-        prompt, rendered = make_prompt()
-        request, text = self._input_processor.process(stream.user_id, prompt, params, priority)
-        request.request_id = stream.request_id
-        stream.n = request.sampling_params.n
-        stream.is_delta = request.sampling_params.output_kind is RequestOutputKind.DELTA
-        with self._output_lock:
-            self._output_processor.add_request(request, rendered or text)
-        stream.is_sent = True  # before it is, so that whoever ends the stream meanwhile aborts, or is seen below
-        try:
-            self._client.send(AddRequest(request))
-        except BaseException:
-            stream.is_sent = False
-            with self._output_lock:
-                self._output_processor.abort([stream.request_id])
-            raise
-        if stream.is_left or stream.is_abort_wanted:
-            self._client.post(AbortRequests([stream.request_id]))
+            self._hub.leave(stream)
 
     async def _call(self, method: CoreMethod) -> Any:
         return await asyncio.wrap_future(self._client.call(method))
@@ -386,21 +257,24 @@ def _close(client: SocketClient, tokenizer_thread: ThreadPoolExecutor) -> None:
 
 
 def _finalize(client: SocketClient, tokenizer_thread: ThreadPoolExecutor) -> None:
-    """Close an engine that was forgotten. Wherever the last reference went, that thread must not wait for itself."""
+    """Close an engine that was forgotten. Should one of its own threads find that out, it must not wait for itself."""
     if threading.current_thread() is threading.main_thread():
         _close(client, tokenizer_thread)
     else:
         threading.Thread(target=_close, args=(client, tokenizer_thread), name="octavo-closer").start()
 
 
-def _check_importable(params: SamplingParams | None) -> None:
-    """A class of the main program has no name that another process could import it by."""
-    for path in getattr(params, "logits_processors", None) or ():
-        if path.startswith("__main__:"):
-            raise InvalidInput(
-                f"logits_processors={path!r} is defined in the main program, which the engine core's process cannot "
-                'import; move it to a module of its own, or use core="thread"'
-            )
+def _follow(source: "Future[T]") -> "Future[T]":
+    """A future that ends as `source` does. Who waits for it may cancel it and leaves `source` to the others."""
+    follower: Future[T] = Future()
+
+    def pass_on(done: "Future[T]") -> None:
+        with suppress(InvalidStateError):  # cancelled
+            error = done.exception()
+            follower.set_result(done.result()) if error is None else follower.set_exception(error)
+
+    source.add_done_callback(pass_on)
+    return follower
 
 
 def _seconds(name: str, value: object) -> float:

@@ -5,7 +5,6 @@ import math
 import os
 import threading
 import time
-import weakref
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import Any, Protocol, TypeAlias
@@ -38,6 +37,8 @@ logger = get_logger(__name__)
 
 CallValue: TypeAlias = EngineStats | bool | None
 CLOSED = "the engine is closed; make a new one"
+_LONGEST_TICK = 1.0
+"""Seconds between two heartbeats at most, and between two looks at the clock."""
 _START_SECONDS = 120.0
 """While it loads, a core may be silent this long: reading a large library or file can hold the interpreter."""
 _STOP_SECONDS = 5.0
@@ -103,28 +104,24 @@ class CoreListener(Protocol):
 class SocketClient:
     """A core behind a socket: in a process of its own or in a thread. Thread-safe; nothing blocks but `close`.
 
-    Returns while the core is still loading: requests wait. The listener is not kept alive.
-
     What always holds: the first of death, silence, failure and `close` ends it, `error` says which, and from then on
     every call raises that.
 
     Args:
-        start: for the core; its heartbeat interval is also how often the client looks at the clock.
+        listener: hears of everything.
         kind: "process" or "thread".
         heartbeat_timeout: seconds without a sign of life after which a core is taken for dead.
         step_timeout: seconds after which a core that is still in the same step is.
 
     Raises:
-        InvalidInput: this machine or Python cannot run the core in a process.
+        InvalidInput: there is no folder for the sockets.
     """
 
-    def __init__(
-        self, listener: CoreListener, start: StartEngine, *, kind: str, heartbeat_timeout: float, step_timeout: float
-    ) -> None:
-        self._listener = weakref.ref(listener)
+    def __init__(self, listener: CoreListener, *, kind: str, heartbeat_timeout: float, step_timeout: float) -> None:
+        self._listener = listener
         self._heartbeat_timeout = heartbeat_timeout
         self._step_timeout = step_timeout
-        self._tick = start.heartbeat_interval
+        self._tick = min(heartbeat_timeout / 10, _LONGEST_TICK)
         self.error: Exception | None = None
         self.stats = EngineStats()
         """The core's state after its last turn."""
@@ -139,20 +136,31 @@ class SocketClient:
         """It was `close` that ended it."""
         self._closed = threading.Event()
         self._context = zmq.Context()
-        self._encoder = msgspec.msgpack.Encoder()
         self.launcher: CoreLauncher = CoreProcess() if kind == "process" else CoreThread(self._context)
+        self._encoder = msgspec.msgpack.Encoder()
         self._inbox = bind(self._context, self.launcher.outbox)
         self._inbox.bind("inproc://wake")
         self._waker = connect(self._context, "inproc://wake")
         self._outbox = connect(self._context, self.launcher.inbox)
         self._reader = threading.Thread(target=self._read, name="octavo-core-reader", daemon=True)
+
+    def start(self, config: bytes, vocab_size: int) -> None:
+        """Start the core, once. Returns while it is still loading: requests wait.
+
+        Args:
+            config: see `encode_config`.
+            vocab_size: tokens the tokenizer knows.
+
+        Raises:
+            InvalidInput, OSError: this machine or Python cannot run the core in a process.
+        """
         self._reader.start()
         try:
             self.launcher.start(self._server_ended)
         except BaseException:
             self.close()
             raise
-        self.post(start)
+        self.post(StartEngine(config=msgspec.Raw(config), vocab_size=vocab_size, heartbeat_interval=self._tick))
 
     def send(self, message: ToCore) -> None:
         """Raises what ended the core, or TypeError or OverflowError if the message cannot be encoded."""
@@ -196,17 +204,18 @@ class SocketClient:
         if not first:
             self._closed.wait()
             return
-        is_loading = not self.kernels.done()
-        self.was_closed = self._end(EngineDeadError(CLOSED), kill=is_loading)
-        ended = self.launcher.stop(_STOP_SECONDS)
-        self._reader.join()
-        for socket in (self._inbox, self._outbox, self._waker):
-            socket.close()
-        if ended:
-            self._context.term()
-        else:
-            logger.warning("The engine core is stuck in a step and its thread cannot be ended; its memory stays in use")
-        self._closed.set()
+        try:
+            self.was_closed = self._end(EngineDeadError(CLOSED), kill=not self.kernels.done())
+            ended = self.launcher.stop(_STOP_SECONDS)
+            self._reader.join()
+            for socket in (self._inbox, self._outbox, self._waker):
+                socket.close()
+            if ended:
+                self._context.term()
+            else:
+                logger.warning("The core's thread is stuck in a step and cannot be ended; its memory stays taken")
+        finally:
+            self._closed.set()
 
     def _is_forked(self) -> bool:
         return os.getpid() != self._owner
@@ -228,8 +237,7 @@ class SocketClient:
         for future in futures:
             with suppress(InvalidStateError):  # done or cancelled
                 future.set_exception(type(error)(*error.args))
-        if (listener := self._listener()) is not None:
-            listener.core_ended(error)
+        self._listener.core_ended(error)
         return True
 
     def _server_ended(self, how: str) -> None:
@@ -268,20 +276,18 @@ class SocketClient:
             self._end(EngineDeadError(f"the engine core has given no sign of life for {limit:g} s"))
 
     def _take(self, message: FromCore) -> None:
-        listener = self._listener()
         match message:
             case StepOutputs():
                 self.stats = message.stats
-                if listener is not None:
-                    listener.step_done(message)
+                self._listener.step_done(message)
             case Heartbeat(seconds_in_step=seconds):
                 if seconds > self._step_timeout:
                     self._end(EngineDeadError(
                         f"the engine core has been in one step for {seconds:.0f} s, "
                         f"longer than step_timeout={self._step_timeout:g}"
                     ))  # fmt: skip
-                elif listener is not None:
-                    listener.tick()
+                else:
+                    self._listener.tick()
             case CallResult(call_id=call_id, value=value, error=error):
                 future = self._calls.pop(call_id, None)
                 if future is not None and future.set_running_or_notify_cancel():

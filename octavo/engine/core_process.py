@@ -2,7 +2,8 @@
 
 It ends when it is told to, or by itself when its parent has died. Two signs of that: its standard input, a pipe that
 only the parent writes to, is at its end; or it has another parent. (A parent-death signal would follow the thread that
-started this process, not the parent as a whole, and would leave the sockets' folder behind.)
+started this process, not the parent as a whole, and would leave the sockets' folder behind.) Either way it removes the
+sockets' folder, which a parent that ends in a hurry may leave.
 """
 
 import argparse
@@ -36,9 +37,12 @@ def main() -> int:
     from octavo.logging import configure_logging
 
     configure_logging()
-    with zmq.Context() as context:
-        inbox, outbox = (f"ipc://{args.socket_dir}/{name}" for name in (CORE_SOCKET, CLIENT_SOCKET))
-        return 0 if CoreServer(context, inbox, outbox).run() else 1
+    inbox, outbox = (f"ipc://{args.socket_dir}/{name}" for name in (CORE_SOCKET, CLIENT_SOCKET))
+    try:
+        with zmq.Context() as context:
+            return 0 if CoreServer(context, inbox, outbox).run() else 1
+    finally:
+        shutil.rmtree(args.socket_dir, ignore_errors=True)
 
 
 def _end_with_parent(parent_pid: int, socket_dir: str) -> None:

@@ -86,7 +86,8 @@ class Tokenizer:
             InvalidInput: `text` has a lone surrogate, so it is no Unicode text.
         """
         try:
-            return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+            # the batch call lets other threads run meanwhile, `encode` does not
+            return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except TypeError as error:
             raise _no_text(text) from error
 

@@ -162,7 +162,7 @@ def test_what_is_refused_raises_from_generate_and_nothing_is_queued(tiny_llama, 
         with pytest.raises(ValueError):
             await last_output(llm, prompt, params, **options)
         assert (await llm.get_metrics())["num_steps"] == 0
-        assert llm._streams == {}
+        assert llm._hub.streams == {}
         assert len((await last_output(llm, "a", GREEDY)).outputs[0].token_ids) == 6
 
     with_llm(tiny_llama, use)
@@ -221,6 +221,8 @@ def test_requests_wait_for_a_model_that_is_still_loading(tiny_llama, monkeypatch
     async def run():
         llm = AsyncLLM(tiny_llama, core="thread", **OPTIONS)
         waiting = asyncio.create_task(last_output(llm, [1, 2], GREEDY))
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(llm.wait_until_ready(), 0.05)  # who gives up must not spoil it for the others
         ready = asyncio.create_task(llm.wait_until_ready())
         await asyncio.sleep(0.2)
         assert llm.is_running
@@ -281,7 +283,9 @@ def test_a_request_that_is_left_frees_its_blocks_by_the_next_step(tiny_llama, ph
             await stream.aclose()
         else:
             await reader
-            await eventually(lambda: len(llm._streams) == 1, 1)  # the event loop closes the stream in its next turns
+            await eventually(
+                lambda: len(llm._hub.streams) == 1, 1
+            )  # the event loop closes the stream in its next turns
         metrics = await llm.get_metrics()
         assert metrics["num_running"] + metrics["num_waiting"] == 1, "the request that was left is still there"
         await llm.abort("other")
@@ -324,7 +328,7 @@ def test_an_abort_before_the_request_was_tokenised_still_ends_its_stream(tiny_ll
         holds = threading.Event()
         llm._tokenizer_thread.submit(holds.wait, 20)
         task = asyncio.create_task(last_output(llm, [1, 2], long(), request_id="early"))
-        await eventually(lambda: llm._streams)
+        await eventually(lambda: llm._hub.streams)
         await llm.abort("early")
         holds.set()
         out = await task
@@ -338,7 +342,7 @@ def test_a_request_cancelled_before_it_was_tokenised_never_reaches_the_core(tiny
         holds = threading.Event()
         llm._tokenizer_thread.submit(holds.wait, 20)
         task = asyncio.create_task(last_output(llm, [1, 2], long()))
-        await eventually(lambda: llm._streams)
+        await eventually(lambda: llm._hub.streams)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -351,7 +355,7 @@ def test_a_request_cancelled_before_it_was_tokenised_never_reaches_the_core(tiny
 
 def test_a_long_prompt_does_not_hold_up_the_event_loop(tiny_llama):
     async def use(llm):
-        text = "word " * 200_000
+        text = "word " * 300_000
         started = time.monotonic()
         llm.get_tokenizer().encode(text)
         alone = time.monotonic() - started
@@ -362,7 +366,7 @@ def test_a_long_prompt_does_not_hold_up_the_event_loop(tiny_llama):
             longest, last = max(longest, time.monotonic() - last), time.monotonic()
         with pytest.raises(ValueError, match="max_model_len"):
             await task
-        assert longest < max(0.1, alone / 2)
+        assert longest < max(0.15, alone / 2)
 
     with_llm(tiny_llama, use)
 
@@ -417,7 +421,7 @@ def test_a_stream_whose_event_loop_was_closed_under_it_is_aborted(tiny_llama):
     loop.close()
 
     async def check():
-        await eventually(lambda: not llm._streams)
+        await eventually(lambda: not llm._hub.streams)
         await assert_nothing_held(llm)
         await llm.shutdown()
 
@@ -468,8 +472,8 @@ def test_a_storm_of_requests_with_random_disconnects_leaves_nothing_and_harms_no
                 finished += 1
                 assert completion == wanted
         assert finished > 100
-        assert llm._streams == {}
-        await eventually(lambda: not llm._output_processor.has_unfinished_requests())
+        assert llm._hub.streams == {}
+        await eventually(lambda: not llm._hub._output_processor.has_unfinished_requests())
 
     with_llm(tiny_llama, use, core=core, num_kv_blocks=40, max_num_seqs=32)
 

@@ -239,7 +239,7 @@ def test_a_program_that_was_itself_frozen_does_not_take_its_core_for_dead(tiny_l
 def test_a_class_of_the_main_program_is_refused_with_the_way_out(tiny_llama):
     async def run():
         async with AsyncLLM(tiny_llama, **OPTIONS) as llm:
-            with pytest.raises(ValueError, match="main program.*thread"):
+            with pytest.raises(ValueError, match=r"main program.*thread"):
                 await last_output(llm, [1], SamplingParams(logits_processors=["__main__:Mine"]))
 
     asyncio.run(run())
