@@ -69,10 +69,19 @@ class InputProcessor:
         self._hidden_size = model.hidden_size
         # Ids that only one of the two knows have no text or no embedding.
         self._vocab_size = min(tokenizer.vocab_size, model.vocab_size)
-        self._eos_token_ids = sorted({*model.eos_token_ids, *tokenizer.eos_token_ids})
+        self._eos_token_ids = self._known_eos_token_ids({*model.eos_token_ids, *tokenizer.eos_token_ids})
         self._defaults = _read_default_sampling(model.default_sampling)
         self.num_arrivals = 0
         """Requests processed so far. A caller that drops processed requests unqueued may set it back."""
+
+    def _known_eos_token_ids(self, token_ids: set[int]) -> list[int]:
+        """The end-of-sequence ids that can be generated at all. Files do name others."""
+        unknown = sorted(token_id for token_id in token_ids if not 0 <= token_id < self._vocab_size)
+        if unknown:
+            logger.warning(
+                "end-of-sequence ids outside the vocabulary of %d are not used: %.200s", self._vocab_size, unknown
+            )
+        return sorted(token_ids.difference(unknown))
 
     def default_sampling_params(self) -> SamplingParams:
         """What a request without parameters gets: SamplingParams' defaults and, over them, the model's own."""

@@ -103,12 +103,12 @@ class LLMEngine:
         self._undelivered = [output for output in self._undelivered if output.request_id not in request_ids]
         return taken
 
-    def abort_request(self, request_ids: Sequence[str]) -> None:
-        """End requests and free their blocks now; unknown ids are ignored.
+    def abort_request(self, request_ids: str | Sequence[str]) -> None:
+        """End requests and free their blocks now; unknown ids are ignored. One id may be given alone.
 
         The next `step` returns their last outputs, with finish_reason "abort".
         """
-        request_ids = list(request_ids)
+        request_ids = [request_ids] if isinstance(request_ids, str) else list(request_ids)
         self.client.abort_requests(request_ids)
         self._undelivered += self.output_processor.abort(request_ids)
 

@@ -7,28 +7,36 @@ from contextlib import contextmanager
 from types import FrameType
 
 
-@contextmanager
-def deferred_interrupt() -> Iterator[threading.Event]:
-    """Ctrl-C sets the event; a second one raises KeyboardInterrupt at once.
+class Interrupt:
+    """Whether Ctrl-C has come. No lock: the handler may interrupt itself."""
 
-    Only where Python's own handler is in force: a handler of the application is left alone, and so is every thread
-    but the main one, which are not interrupted anyway.
+    def __init__(self) -> None:
+        self._came = False
+
+    def is_set(self) -> bool:
+        return self._came
+
+    def _set(self, number: int, frame: FrameType | None) -> None:
+        self._came = True
+
+
+@contextmanager
+def deferred_interrupt() -> Iterator[Interrupt]:
+    """Ctrl-C is noted and does nothing else, however often it comes; the caller looks at it between two steps.
+
+    An exception out of the handler could strike anywhere: in the middle of a clean-up, or between a step and the
+    delivery of what it computed for others. Only where Python's own handler is in force: a handler of the application
+    is left alone, and so is every thread but the main one, which are not interrupted anyway.
     """
-    event = threading.Event()
+    interrupt = Interrupt()
     if (
         threading.current_thread() is not threading.main_thread()
         or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
     ):
-        yield event
+        yield interrupt
         return
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        if event.is_set():
-            raise KeyboardInterrupt
-        event.set()
-
-    signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGINT, interrupt._set)
     try:
-        yield event
+        yield interrupt
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)

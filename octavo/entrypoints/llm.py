@@ -1,6 +1,5 @@
 """LLM: the engine for offline use, in the caller's process."""
 
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -13,7 +12,7 @@ from octavo.config.resolve import make_engine_args
 from octavo.engine.input_processor import Prompt, as_prompt_list
 from octavo.engine.llm_engine import LLMEngine
 from octavo.entrypoints.beam_search import beam_search
-from octavo.entrypoints.interrupt import deferred_interrupt
+from octavo.entrypoints.interrupt import Interrupt, deferred_interrupt
 from octavo.errors import EngineDeadError, InvalidInput
 from octavo.protocol.beam_search import BeamSearchOutput, BeamSearchParams
 from octavo.protocol.messages import EngineCoreRequest
@@ -236,10 +235,12 @@ class LLM:
                 engine.abort_request(list(mine))
                 engine.collect(mine)
                 raise
+        if interrupted.is_set():  # in the last moment
+            raise KeyboardInterrupt
         return [finished[request.request_id] for request, _ in requests]
 
     def _run(
-        self, engine: LLMEngine, mine: set[str], interrupted: threading.Event, use_tqdm: bool
+        self, engine: LLMEngine, mine: set[str], interrupted: Interrupt, use_tqdm: bool
     ) -> dict[str, RequestOutput]:
         """Step until these requests have finished. The outputs of other callers' requests are left to them."""
         finished: dict[str, RequestOutput] = {}

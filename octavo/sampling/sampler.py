@@ -81,6 +81,7 @@ class Sampler:
         failed = self._change(logits, inputs)
         batch = _batch(inputs)
         token_ids = self._platform.sample(logits, batch)
+        failed = _find_broken(logits, token_ids, batch) | failed
         logprobs: list[TokenLogprobs | None] = [None] * len(inputs.temperature)
         if len(raw_rows):
             _fill_logprobs(logprobs, raw_rows, raw, token_ids, inputs)
@@ -121,6 +122,15 @@ def _find_exhausted(logits: Tensor, inputs: SamplingInputs) -> dict[int, str]:
     exhausted = rows[(logits[torch.from_numpy(rows)].amax(dim=-1) == -torch.inf).numpy()]
     reason = "no token is left: allowed_token_ids, bad_words, min_tokens and logits processors together ban every one"
     return dict.fromkeys(exhausted.tolist(), reason)
+
+
+def _find_broken(logits: Tensor, token_ids: Tensor, batch: SamplingBatch) -> dict[int, str]:
+    """Rows whose logits are no numbers: they would draw some token all the same."""
+    # the greatest logit of a row that holds a NaN is NaN; a greedy row has drawn it
+    greatest = logits.gather(1, token_ids.unsqueeze(1)).squeeze(1) if batch.all_greedy else logits.amax(dim=-1)
+    broken = (~greatest.isfinite()).nonzero().squeeze(1).tolist()
+    reason = "the model's logits are not finite; its weights are damaged, or too large for its dtype"
+    return dict.fromkeys(broken, reason)
 
 
 def _fill_logprobs(

@@ -403,3 +403,66 @@ def test_the_statistics_line_appears_under_load(make_llm, monkeypatch, caplog):
     finally:
         logging.getLogger("octavo").propagate = False
     assert "unning" in caplog.text
+
+
+def test_ctrl_c_again_and_again_tears_nothing(make_llm):
+    llm = make_llm(num_kv_blocks=128)
+    expected = llm.generate("a", GREEDY)[0].outputs[0].token_ids
+    stop = threading.Event()
+
+    def hammer() -> None:
+        while not stop.wait(0.002):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    for _ in range(5):
+        stop.clear()
+        timer = threading.Timer(0.03, hammer)
+        try:
+            timer.start()
+            llm.generate(["a", "b"] * 8, SamplingParams(temperature=0, max_tokens=200, ignore_eos=True))
+        except KeyboardInterrupt:
+            pass
+        finally:
+            for _ in range(50):  # interrupts still come until the hammer has stopped
+                try:
+                    stop.set()
+                    timer.join()
+                    break
+                except KeyboardInterrupt:
+                    continue
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        llm.audit()
+        metrics = llm.get_metrics()
+        assert metrics["num_running"] == metrics["num_waiting"] == metrics["kv_blocks_in_use"] == 0
+        assert llm.generate("a", GREEDY)[0].outputs[0].token_ids == expected
+
+
+def test_end_of_sequence_ids_outside_the_vocabulary_harm_nobody(make_llm, tmp_path, caplog):
+    from tiny_models import write_model
+
+    path = write_model(tmp_path, generation_config={"eos_token_id": [257, 300, 99999]})
+    llm = make_llm(path)
+    params = SamplingParams(temperature=0, max_tokens=6, min_tokens=3)
+    assert len(llm.generate("a", params)[0].outputs[0].token_ids) >= 3
+
+
+def test_a_model_whose_logits_are_not_finite_says_so(make_llm, tmp_path):
+    from tiny_models import LLAMA, random_weights, write_model
+
+    weights = random_weights(LLAMA)
+    weights["model.norm.weight"].fill_(float("nan"))
+    llm = make_llm(write_model(tmp_path, weights=weights))
+    for temperature in (0.0, 1.0):
+        output = llm.generate("a", SamplingParams(temperature=temperature, max_tokens=4))[0].outputs[0]
+        assert output.finish_reason == "abort"
+        assert "not finite" in output.stop_reason
+
+
+def test_abort_request_takes_one_id_alone(make_llm):
+    engine = make_llm().llm_engine
+    for request_id in ("1", "0", "10"):
+        engine.add_request(request_id, "abc", GREEDY)
+    engine.abort_request("10")
+    assert not engine.is_live("10")
+    assert engine.is_live("1")
+    assert engine.is_live("0")
