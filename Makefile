@@ -5,7 +5,8 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14 p
 	if $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then echo $$p; break; fi; done)
 VENV ?= .venv
 BIN := $(VENV)/bin
-INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+# compat: a plain entry on the path, so that a script beside the checkout imports the package and not the folder
+INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt --config-settings editable_mode=compat
 PYTEST_ARGS ?=
 
 .PHONY: demo test exactness models lint types layers check format clean
@@ -17,7 +18,7 @@ demo: $(VENV)/.installed ## set up, bring the default model, run a batch of prom
 test: $(VENV)/.installed-test models ## set up, bring the models of the tests, run every test
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-exactness: $(VENV)/.installed-test models ## the same tokens and logits, however a request was scheduled
+exactness: $(VENV)/.installed-test models ## the same tokens, however a request was scheduled
 	$(BIN)/python -m pytest tests/exactness $(PYTEST_ARGS)
 
 models: $(VENV)/.installed-test ## without them tests skip, or fail if OCTAVO_REQUIRE_MODELS=1

@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+from octavo.envs import bound_openmp_spin
+
 if TYPE_CHECKING:
     from octavo.engine.async_llm import AsyncLLM
     from octavo.engine.llm_engine import LLMEngine
@@ -12,6 +14,8 @@ if TYPE_CHECKING:
     from octavo.protocol.sampling_params import RequestOutputKind, SamplingParams
 
 __version__ = "0.1.0"
+
+bound_openmp_spin()
 
 _EXPORTS = {
     "AsyncLLM": "octavo.engine.async_llm",

@@ -1,4 +1,4 @@
-"""Every environment variable Octavo reads, in one place. Each is read when asked for, never at import."""
+"""Every environment variable Octavo reads or sets, in one place. Each is read when asked for, never at import."""
 
 import os
 from pathlib import Path
@@ -23,6 +23,17 @@ def log_interval() -> float:
         return float(value)
     except ValueError:
         raise InvalidInput(f"OCTAVO_LOG_INTERVAL={value!r} must be a number of seconds") from None
+
+
+def bound_openmp_spin() -> None:
+    """GOMP_SPINCOUNT: how long torch's OpenMP threads spin at the end of a parallel region before they sleep.
+
+    By default they spin for milliseconds, which beside any other busy process slows everybody down many times over. A
+    short spin keeps nearly all of the speed of an idle machine. Has an effect only before torch is imported; a value
+    of the user's own, or OMP_WAIT_POLICY, is left alone.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 
 def omp_num_threads() -> int | None:

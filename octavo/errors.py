@@ -1,8 +1,11 @@
-"""The exceptions a user may catch.
+"""The exceptions a user may catch, and how their messages show a value.
 
 Everything Octavo refuses because of what the user gave is an `InvalidInput`; it is a `ValueError`, so callers need
 not know its name. A `ValueError` that is not an `InvalidInput` is a defect of Octavo.
 """
+
+import builtins
+import reprlib
 
 
 class InvalidInput(ValueError):
@@ -16,3 +19,45 @@ class EngineDeadError(RuntimeError):
 def not_built(what: str, hint: str = "") -> InvalidInput:
     """The refusal of an option or field whose feature does not exist yet."""
     return InvalidInput(f"{what} is not built yet" + (f"; {hint}" if hint else "; leave it out"))
+
+
+def short_repr(value: object, limit: int = 60) -> str:
+    """`repr(value)` for a message: one line of printable characters, `limit` at most. Never raises.
+
+    Large containers, texts and integers are shown in part; an object that cannot show itself by its type.
+    """
+    short = _ShortRepr()
+    short.maxstring = short.maxother = limit
+    try:
+        return printable(short.repr(value), limit)
+    except Exception:  # a `__repr__` or an item's method raised, or gave no text
+        return printable(f"<{type(value).__name__}>", limit)
+
+
+def printable(text: str, limit: int = 200) -> str:
+    """`text` with control characters and lone surrogates escaped; of a long one the two ends, `limit` characters."""
+    text = _middle_out(text, limit)
+    shown = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    return _middle_out(shown, limit)
+
+
+def _middle_out(text: str, limit: int) -> str:
+    if len(text) <= limit:
+        return text
+    head = (limit - 3) // 2
+    return f"{text[:head]}...{text[len(text) - (limit - 3 - head) :]}"
+
+
+class _ShortRepr(reprlib.Repr):
+    """What the library's does, and integers of any size: Python itself writes none of more than 4300 digits."""
+
+    def repr_int(self, x: int, level: int) -> str:
+        bits = x.bit_length()
+        if bits <= _LONGEST_INT_BITS:
+            return builtins.repr(x)
+        sign = "-" if x < 0 else ""
+        return f"<{sign}integer of about {int(bits * _DIGITS_PER_BIT) + 1} digits>"
+
+
+_LONGEST_INT_BITS = 256
+_DIGITS_PER_BIT = 0.30103

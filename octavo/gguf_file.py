@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGUF_DEFAULT_ALIGNMENT, GGMLQuantizationType
 
-from octavo.errors import InvalidInput
+from octavo.errors import InvalidInput, printable
+from octavo.files import open_regular, unreadable
 
 MAGIC = b"GGUF"
 READABLE_VERSIONS = (2, 3)
@@ -74,7 +75,8 @@ class GGUFMetadata(Mapping[str, object]):
             try:
                 self._values[key] = self._decode(kind, offset)
             except UnicodeDecodeError as error:
-                raise InvalidInput(f"{self._source}: metadata {key} is not UTF-8; get the file again") from error
+                name = printable(key)
+                raise InvalidInput(f"{self._source}: metadata {name} is not UTF-8; get the file again") from error
         return self._values[key]
 
     def __contains__(self, key: object) -> bool:
@@ -132,9 +134,7 @@ class GGUFFile:
             raise InvalidInput(f"{path}: general.alignment is {alignment!r}, it must be a power of two")
         data_start = -(-walk.end // alignment) * alignment
         self.tensors: dict[str, GGUFTensor] = {}
-        for name, shape, kind, offset in walk.tensors:
-            if name in self.tensors:
-                raise InvalidInput(f"{path}: tensor {name} is there twice; get the file again")
+        for name, (shape, kind, offset) in walk.tensors.items():
             self.tensors[name] = _place_tensor(str(path), name, shape, kind, data_start + offset)
         self._check_complete()
 
@@ -167,7 +167,7 @@ class _HeaderWalk:
             )
         self.end = 4
         self.places: dict[str, tuple[int, int]] = {}
-        self.tensors: list[tuple[str, tuple[int, ...], int, int]] = []
+        self.tensors: dict[str, tuple[tuple[int, ...], int, int]] = {}
         try:
             self._walk()
         except (struct.error, OverflowError, _Truncated) as error:
@@ -187,15 +187,19 @@ class _HeaderWalk:
         for _ in range(num_values):
             key, kind = self._string(), self._u32()
             if key in self.places:
-                raise InvalidInput(f"{self._source}: metadata {key} is there twice; get the file again")
+                raise InvalidInput(f"{self._source}: metadata {printable(key)} is there twice; get the file again")
             self.places[key] = (kind, self.end)
             self._skip(key, kind)
         for _ in range(num_tensors):
             name, num_dimensions = self._string(), self._u32()
+            if name in self.tensors:  # here and not later: a wrong count would be counted out over zeros
+                raise InvalidInput(f"{self._source}: tensor {printable(name)!r} is there twice; get the file again")
             if num_dimensions > MAX_DIMENSIONS:
-                raise InvalidInput(f"{self._source}: tensor {name} has {num_dimensions} dimensions, the limit is 4")
+                raise InvalidInput(
+                    f"{self._source}: tensor {printable(name)} has {num_dimensions} dimensions, the limit is 4"
+                )
             columns_first = [self._u64() for _ in range(num_dimensions)]
-            self.tensors.append((name, tuple(reversed(columns_first)), self._u32(), self._u64()))
+            self.tensors[name] = (tuple(reversed(columns_first)), self._u32(), self._u64())
 
     def _skip(self, key: str, kind: int) -> None:
         if kind in SIZES:
@@ -209,12 +213,16 @@ class _HeaderWalk:
             elif item_kind == STRING:
                 self._skip_strings(count)
             else:
-                raise InvalidInput(f"{self._source}: metadata {key} is an array of type {item_kind}, which is not read")
+                raise InvalidInput(
+                    f"{self._source}: metadata {printable(key)} is an array of type {item_kind}, which is not read"
+                )
         else:
-            raise InvalidInput(f"{self._source}: metadata {key} has value type {kind}, known are 0 to 12")
+            raise InvalidInput(f"{self._source}: metadata {printable(key)} has value type {kind}, known are 0 to 12")
 
     def _skip_strings(self, count: int) -> None:
         data, offset, length_at = self._data, self.end, _U64.unpack_from
+        if count * 8 > len(data) - offset:  # each has at least its length
+            raise _Truncated
         try:
             for _ in range(count):
                 offset += 8 + length_at(data, offset)[0]
@@ -249,13 +257,13 @@ class _Truncated(Exception):
 
 
 def _map(path: Path) -> mmap.mmap:
-    try:
-        with path.open("rb") as file:
+    with open_regular(path) as file:
+        try:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except OSError as error:
-        raise InvalidInput(f"{path} cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
-        raise InvalidInput(f"{path} has 0 bytes; the download was not finished, get the file again") from error
+        except OSError as error:
+            raise unreadable(path, error) from error
+        except ValueError as error:
+            raise InvalidInput(f"{path} has 0 bytes; the download was not finished, get the file again") from error
 
 
 def _place_tensor(source: str, name: str, shape: tuple[int, ...], kind: int, offset: int) -> GGUFTensor:
@@ -266,5 +274,7 @@ def _place_tensor(source: str, name: str, shape: tuple[int, ...], kind: int, off
     block_elements, block_bytes = GGML_QUANT_SIZES[known]
     row = shape[-1] if shape else 1
     if row % block_elements:
-        raise InvalidInput(f"{source}: rows of tensor {name} have {row} elements, {known.name} needs {block_elements}s")
+        raise InvalidInput(
+            f"{source}: rows of tensor {printable(name)} have {row} elements, {known.name} needs {block_elements}s"
+        )
     return GGUFTensor(name, shape, known, offset, math.prod(shape) // block_elements * block_bytes)

@@ -11,7 +11,7 @@ from typing import Any
 
 from octavo.config.engine_args import NOT_BUILT, EngineArgs
 from octavo.config.memory import parse_bytes
-from octavo.errors import InvalidInput, not_built
+from octavo.errors import InvalidInput, not_built, printable, short_repr
 from octavo.protocol.checks import as_int
 from octavo.protocol.kv_cache_spec import DTYPE_BYTES
 from octavo.protocol.sampling_params import LOGPROBS_MODES
@@ -23,6 +23,8 @@ DTYPES = ("auto", *DTYPE_BYTES)
 _LATER_KV_CACHE_DTYPES = ("int8", "fp8", "fp8_e4m3", "fp8_e5m2")
 
 _MAX_THREADS = 4096
+_MAX_INTEGER = 2**63 - 1
+_MAX_AMOUNT_CHARACTERS = 40
 _FIELDS = tuple(field.name for field in dataclasses.fields(EngineArgs))
 
 
@@ -43,7 +45,7 @@ def make_engine_args(**options: Any) -> EngineArgs:
         else:
             near = difflib.get_close_matches(name, (*_FIELDS, *NOT_BUILT), n=1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; the options are {', '.join(_FIELDS)}"
-            raise TypeError(f"{name!r} is no engine option{hint}")
+            raise TypeError(f"{short_repr(name)} is no engine option{hint}")
     for name, value in known.items():
         known[name] = _CHECKS[name](name, value)
     args = EngineArgs(**known)
@@ -54,8 +56,12 @@ def make_engine_args(**options: Any) -> EngineArgs:
 def _refuse_not_built(name: str, value: object) -> None:
     neutral = NOT_BUILT[name]
     same_kind = isinstance(value, bool) == isinstance(neutral, bool)
-    if not (same_kind and value == neutral):
-        raise not_built(f"{name}={value!r}", f"leave it out or give {neutral!r}")
+    try:
+        asks_nothing = same_kind and bool(value == neutral)
+    except Exception:  # arrays, and objects that cannot be compared
+        asks_nothing = False
+    if not asks_nothing:
+        raise not_built(f"{name}={short_repr(value)}", f"leave it out or give {neutral!r}")
 
 
 def _check_together(args: EngineArgs) -> None:
@@ -88,27 +94,33 @@ def check_unchunked_budget(max_num_batched_tokens: int, max_model_len: int) -> N
 
 def _text(name: str, value: object) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise InvalidInput(f"{name}={value!r} must be a non-empty text")
+        raise InvalidInput(f"{name}={short_repr(value)} must be a non-empty text")
     return value
 
 
 def _path_or_name(name: str, value: object) -> str:
-    return _text(name, os.fspath(value) if isinstance(value, os.PathLike) else value)
+    try:
+        return _text(name, os.fspath(value) if isinstance(value, os.PathLike) else value)
+    except InvalidInput:
+        raise
+    except Exception as error:
+        raise InvalidInput(f"{name}={short_repr(value)} gives no path: {printable(str(error))}") from error
 
 
 def _flag(name: str, value: object) -> bool:
     if not isinstance(value, bool):
-        raise InvalidInput(f"{name}={value!r} must be True or False")
+        raise InvalidInput(f"{name}={short_repr(value)} must be True or False")
     return value
 
 
-def _integer(low: int, high: int | None = None) -> Callable[[str, object], int]:
-    limit = f"an integer >= {low}" if high is None else f"an integer between {low} and {high}"
+def _integer(low: int, high: int = _MAX_INTEGER) -> Callable[[str, object], int]:
+    limit = f"an integer >= {low}" if high == _MAX_INTEGER else f"an integer between {low} and {high}"
 
     def check(name: str, value: object) -> int:
         number = as_int(value)
-        if number is None or number < low or (high is not None and number > high):
-            raise InvalidInput(f"{name}={value!r} must be {limit}")
+        if number is None or not low <= number <= high:
+            too_large = number is not None and number > high == _MAX_INTEGER
+            raise InvalidInput(f"{name}={short_repr(value)} must be {limit}{' and below 2**63' if too_large else ''}")
         return number
 
     return check
@@ -117,9 +129,9 @@ def _integer(low: int, high: int | None = None) -> Callable[[str, object], int]:
 def _one_of(choices: Collection[object], later: Collection[str] = ()) -> Callable[[str, object], Any]:
     def check(name: str, value: object) -> object:
         if isinstance(value, str) and value in later:
-            raise not_built(f"{name}={value!r}", f"use {_listing(choices)}")
+            raise not_built(f"{name}={short_repr(value)}", f"use {_listing(choices)}")
         if isinstance(value, bool) or not isinstance(value, (str, int)) or value not in choices:
-            raise InvalidInput(f"{name}={value!r} is not supported; use {_listing(choices)}")
+            raise InvalidInput(f"{name}={short_repr(value)} is not supported; use {_listing(choices)}")
         return value
 
     return check
@@ -131,7 +143,10 @@ def _listing(choices: Collection[object]) -> str:
 
 
 def _amount(name: str, value: object) -> int:
-    return parse_bytes(value, name)  # type: ignore[arg-type]  # it refuses everything else itself
+    readable = len(value) <= _MAX_AMOUNT_CHARACTERS if isinstance(value, str) else as_int(value) is not None
+    if not readable:
+        raise InvalidInput(f'{name}={short_repr(value)} is no amount of memory; give bytes or a text such as "2GiB"')
+    return parse_bytes(value, name)  # type: ignore[arg-type]  # it refuses other integers than Python's itself
 
 
 def _optional(check: Callable[[str, object], Any]) -> Callable[[str, object], Any]:

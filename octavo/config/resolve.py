@@ -1,6 +1,5 @@
 """resolve(): from what the user gave, the model and the machine to every decision. Pure: reads and changes nothing."""
 
-import math
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -141,7 +140,7 @@ class _Demand:
     @property
     def useful_blocks(self) -> int:
         """Blocks that max_num_seqs requests of max_model_len tokens fill."""
-        return self.scheduler.max_num_seqs * math.ceil(self.scheduler.max_model_len / self.block_size)
+        return self.scheduler.max_num_seqs * -(-self.scheduler.max_model_len // self.block_size)
 
     def workspace(self, num_blocks: int) -> int:
         """What one step takes besides. An estimate from above: everything in float32, nothing reused.

@@ -61,7 +61,7 @@ def make_front_end(args: EngineArgs) -> FrontEnd:
     )
     for note in config.notes:
         logger.info("%s", note)
-    logger.info("kernels: %s", ", ".join(f"{k}={v}" for k, v in platform.kernel_report().items()))
+    logger.info("kernels: %s", _list_kernels(platform.kernel_report()))
     if tokenizer.chat_template is None:
         logger.warning("%s has no chat template: it can complete texts but not chat", args.model)
     front_end = FrontEnd(config, tokenizer, _input_processor(config, tokenizer), OutputProcessor(tokenizer))
@@ -102,3 +102,11 @@ def _input_processor(config: EngineConfig, tokenizer: Tokenizer) -> InputProcess
         engine_seed=config.seed,
         logprobs_mode=config.logprobs_mode,
     )
+
+
+def _list_kernels(report: dict[str, str]) -> str:
+    """Each kernel once, with the kinds of layer it computes."""
+    kinds: dict[str, list[str]] = {}
+    for kind, kernel in report.items():
+        kinds.setdefault(kernel, []).append(kind)
+    return "; ".join(f"{kernel}: {', '.join(names)}" for kernel, names in kinds.items())

@@ -1,9 +1,8 @@
 """The token sequences that `bad_words` stand for, and whether a request could run out of tokens. Pure."""
 
 from collections.abc import Collection, Sequence
-from reprlib import repr as short_repr
 
-from octavo.errors import InvalidInput
+from octavo.errors import InvalidInput, short_repr
 from octavo.tokenization.tokenizer import Tokenizer
 
 

@@ -9,7 +9,6 @@ and what was lowered or does not apply is written on the request's receipt.
 import hashlib
 import time
 from collections.abc import Iterable, Sequence
-from reprlib import repr as short_repr
 
 import msgspec
 
@@ -24,7 +23,7 @@ from octavo.engine.prompts import (
     parse_prompt,
     parse_text,
 )
-from octavo.errors import InvalidInput
+from octavo.errors import InvalidInput, short_repr
 from octavo.logging import get_logger
 from octavo.protocol.checks import as_int
 from octavo.protocol.messages import EngineCoreRequest
@@ -129,7 +128,7 @@ class InputProcessor:
         if min(token_ids) < 0 or max(token_ids) >= self._vocab_size:
             position, token_id = next((i, t) for i, t in enumerate(token_ids) if not 0 <= t < self._vocab_size)
             raise InvalidInput(
-                f"token id {token_id} at position {position} of the prompt is outside the vocabulary of "
+                f"token id {short_repr(token_id)} at position {position} of the prompt is outside the vocabulary of "
                 f"{self._vocab_size} tokens; ids must be between 0 and {self._vocab_size - 1}"
             )
         return token_ids
@@ -149,7 +148,7 @@ class InputProcessor:
     def _check_params(self, given: SamplingParams | None, has_embeds: bool) -> SamplingParams:
         """A validated copy of what the user gave. The user's object stays as it is."""
         if given is not None and not isinstance(given, SamplingParams):
-            raise InvalidInput(f"params={given!r} is a {type(given).__name__}; it must be a SamplingParams")
+            raise InvalidInput(f"params={short_repr(given)} is a {type(given).__name__}; it must be a SamplingParams")
         params = (self._defaults if given is None else given).clone()
         for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
             self._check_ids(name, getattr(params, name) or ())
@@ -157,7 +156,7 @@ class InputProcessor:
             number = getattr(params, name)
             if number is not None and number > self._vocab_size:
                 raise InvalidInput(
-                    f"{name}={number} is more than the vocabulary of {self._vocab_size} tokens; "
+                    f"{name}={short_repr(number)} is more than the vocabulary of {self._vocab_size} tokens; "
                     "use -1 for the whole vocabulary"
                 )
         if has_embeds and params.prompt_logprobs is not None:
@@ -176,7 +175,7 @@ class InputProcessor:
         for token_id in token_ids:
             if token_id >= self._vocab_size:
                 raise InvalidInput(
-                    f"{name} holds {token_id}, outside the vocabulary of {self._vocab_size} tokens; "
+                    f"{name} holds {short_repr(token_id)}, outside the vocabulary of {self._vocab_size} tokens; "
                     f"ids must be between 0 and {self._vocab_size - 1}"
                 )
 
@@ -212,7 +211,7 @@ def _clamps(given: SamplingParams, resolved: SamplingParams) -> list[str]:
     """Receipt: what was lowered to what is possible."""
     reasons = {"max_tokens": "room left", "min_tokens": "max_tokens", "top_k": "vocabulary"}
     return [
-        f"{name} {getattr(given, name)} -> {getattr(resolved, name)} ({reason})"
+        f"{name} {short_repr(getattr(given, name))} -> {getattr(resolved, name)} ({reason})"
         for name, reason in reasons.items()
         if getattr(given, name) is not None and getattr(given, name) != getattr(resolved, name)
     ]
@@ -235,7 +234,7 @@ def _ignored(params: SamplingParams, has_embeds: bool) -> list[str]:
         ("extra_args", not params.logits_processors, "only logits_processors read them"),
         ("repetition_penalty", has_embeds, "of a prompt given as embeddings no token is known, only the output counts"),
     ]
-    return [f"{name}={getattr(params, name)!r}: {reason}" for name, applies, reason in rules
+    return [f"{name}={short_repr(getattr(params, name))}: {reason}" for name, applies, reason in rules
             if applies and getattr(params, name) not in _OFF[name]]  # fmt: skip
 
 
@@ -258,7 +257,7 @@ _OFF: dict[str, tuple[object, ...]] = {
 def _parse_priority(priority: object) -> int:
     number = as_int(priority)
     if number is None or not -(2**63) <= number < 2**63:
-        raise InvalidInput(f"priority={priority!r} must be a 64-bit integer; lower is served first")
+        raise InvalidInput(f"priority={short_repr(priority)} must be a 64-bit integer; lower is served first")
     return number
 
 
@@ -270,7 +269,7 @@ def _read_default_sampling(pairs: Sequence[tuple[str, float | int]]) -> Sampling
         try:
             params = msgspec.structs.replace(params, **{name: value})
         except (InvalidInput, TypeError):
-            left_out.append(f"{name}={value!r}")
+            left_out.append(f"{name}={short_repr(value)}")
     if left_out:
         logger.warning("Left out of the model's own sampling defaults: %s", ", ".join(left_out))
     return params

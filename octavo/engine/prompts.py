@@ -6,10 +6,9 @@ Torch is touched only for prompts that are tensors.
 import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from reprlib import repr as short_repr
 from typing import TYPE_CHECKING, TypeAlias, TypedDict, Union
 
-from octavo.errors import InvalidInput
+from octavo.errors import InvalidInput, printable, short_repr
 from octavo.protocol.checks import as_int, is_encodable
 from octavo.protocol.messages import PromptEmbeds
 
@@ -64,7 +63,7 @@ def as_prompt_list(prompts: object) -> list[Prompt]:
         parse_prompt(prompts)
         return [prompts]  # type: ignore[list-item]
     if not prompts:
-        raise InvalidInput(f"prompts={prompts!r} is empty; give at least one prompt ({_FORMS})")
+        raise InvalidInput(f"prompts={short_repr(prompts)} is empty; give at least one prompt ({_FORMS})")
     if isinstance(prompts[0], numbers.Number):
         return [_parse_token_ids(prompts)]
     for index, prompt in enumerate(prompts):
@@ -91,10 +90,11 @@ def parse_prompt(prompt: object) -> ParsedPrompt:
 def _parse_dict(prompt: Mapping[object, object]) -> ParsedPrompt:
     unknown = [key for key in prompt if key not in _PROMPT_KEYS]
     if unknown:
-        raise InvalidInput(f"prompt has unknown keys {unknown}; known ones are {', '.join(_PROMPT_KEYS)}")
+        raise InvalidInput(f"prompt has unknown keys {short_repr(unknown)}; known ones are {', '.join(_PROMPT_KEYS)}")
     text, token_ids, embeds, salt = (prompt.get(key) for key in _PROMPT_KEYS)
     if [text is None, token_ids is None, embeds is None].count(False) != 1:
-        raise InvalidInput(f"prompt with keys {list(prompt)} must have exactly one of {', '.join(_CONTENT_KEYS)}")
+        keys = short_repr(list(prompt))
+        raise InvalidInput(f"prompt with keys {keys} must have exactly one of {', '.join(_CONTENT_KEYS)}")
     return ParsedPrompt(
         text=None if text is None else parse_text("prompt", text),
         token_ids=None if token_ids is None else _parse_token_ids(token_ids),
@@ -143,7 +143,8 @@ def pack_embeds(embeds: "torch.Tensor", hidden_size: int) -> PromptEmbeds:
         rows = embeds.detach().cpu().contiguous()
         finite = bool(torch.isfinite(rows).all())
     except (RuntimeError, NotImplementedError) as error:
-        raise InvalidInput(f"prompt_embeds cannot be read: {error}; give a dense tensor with data") from None
+        reason = printable(str(error))
+        raise InvalidInput(f"prompt_embeds cannot be read: {reason}; give a dense tensor with data") from None
     if not finite:
         raise InvalidInput("prompt_embeds holds values that are no finite numbers (NaN or infinity); remove them")
     return PromptEmbeds(rows.view(torch.uint8).numpy().tobytes(), _dtype_name(rows), (num_tokens, size))

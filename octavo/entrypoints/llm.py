@@ -13,7 +13,7 @@ from octavo.engine.input_processor import Prompt, as_prompt_list
 from octavo.engine.llm_engine import LLMEngine
 from octavo.entrypoints.beam_search import beam_search
 from octavo.entrypoints.interrupt import Interrupt, deferred_interrupt
-from octavo.errors import EngineDeadError, InvalidInput
+from octavo.errors import EngineDeadError, InvalidInput, short_repr
 from octavo.protocol.beam_search import BeamSearchOutput, BeamSearchParams
 from octavo.protocol.messages import EngineCoreRequest
 from octavo.protocol.outputs import RequestOutput
@@ -148,6 +148,8 @@ class LLM:
         Raises:
             InvalidInput (a ValueError): a prompt is refused, or one is given as embeddings; then nothing has run.
         """
+        if not isinstance(params, BeamSearchParams):
+            raise InvalidInput(f"params is a {type(params).__name__}; beam search needs BeamSearchParams")
         requests = self._prepare(as_prompt_list(prompts), SamplingParams(temperature=0), None)
         if any(request.prompt_embeds is not None for request, _ in requests):
             raise InvalidInput("beam search needs prompts of tokens, not embeddings")
@@ -260,7 +262,8 @@ def _one_each(name: str, value: Any, count: int) -> list[Any]:
     if isinstance(value, SamplingParams):
         return [value] * count
     if not isinstance(value, Sequence) or isinstance(value, str):
-        raise InvalidInput(f"{name}={value!r} must be one SamplingParams or a list with one entry a prompt")
+        one = "one SamplingParams or " if name == "sampling_params" else ""
+        raise InvalidInput(f"{name} is a {type(value).__name__}; it must be {one}a list with one entry a prompt")
     if len(value) != count:
         raise InvalidInput(f"{name} has {len(value)} entries but there are {count} prompts; give one each")
     return list(value)
@@ -269,5 +272,5 @@ def _one_each(name: str, value: Any, count: int) -> list[Any]:
 def _as_conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
     """One conversation or a list of them, as a list."""
     if not isinstance(messages, (list, tuple)) or not messages:
-        raise InvalidInput(f"messages={messages!r} must be a list of messages, or a list of such lists")
+        raise InvalidInput(f"messages={short_repr(messages)} must be a list of messages, or a list of such lists")
     return [messages] if isinstance(messages[0], Mapping) else list(messages)

@@ -204,6 +204,15 @@ class KVCacheManager:
         """Forget every cached block. False, and nothing has changed, while any block is in use."""
         return self.pool.reset_cache()
 
+    def reset(self) -> None:
+        """Forget every block table, hold, pending copy and cached block, whatever state they are in.
+
+        Only for a caller that computes all its requests anew. What `CachedRequest.block_contents` say stays true.
+        """
+        pool = BlockPool(self.pool.num_blocks, self.enable_prefix_caching)
+        pool.peak_in_use = self.pool.peak_in_use
+        self.pool, self._tables, self._holds, self._copies = pool, {}, [], []
+
     def utilization(self, live_requests: Iterable[CachedRequest]) -> float:
         """Tokens written over slots of the blocks in use, 0..1; a shared block counts once. 0 when none is in use."""
         in_use = self.pool.num_in_use

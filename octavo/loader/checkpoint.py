@@ -1,18 +1,17 @@
 """open_checkpoint: one door to every kind of checkpoint, which then gives a config, sizes and named tensors."""
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 
 from torch import Tensor
 
 from octavo.config.model import ModelConfig
-from octavo.errors import InvalidInput
+from octavo.errors import InvalidInput, short_repr
+from octavo.files import exists, open_regular, unreadable
 from octavo.gguf_file import MAGIC, GGUFFile
-from octavo.loader.dummy import parameter_shapes, random_tensors
+from octavo.loader.dummy import count_parameters, iterate_parameter_shapes, random_tensors
 from octavo.loader.gguf import GGUFWeights
 from octavo.loader.gguf_config import read_gguf_config
 from octavo.loader.hf_config import CONFIG_FILE, read_hf_config
@@ -54,6 +53,7 @@ class SafetensorsCheckpoint(Checkpoint):
         self._files = SafetensorsFiles(folder)
         # what config.json says is the dtype of training; files are sometimes saved in another
         self.config = replace(config, dtype=self._files.stored_dtype())
+        check_tensors(self.config, {name: info.shape for name, info in self._files.infos.items()}, folder)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         return self._files.tensors()
@@ -71,6 +71,7 @@ class GGUFCheckpoint(Checkpoint):
         file = GGUFFile(path)
         self.config = read_gguf_config(file)
         self._weights = GGUFWeights(file, self.config)
+        check_tensors(self.config, self._weights.shapes(), path)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         return self._weights.tensors()
@@ -89,14 +90,32 @@ class DummyCheckpoint(Checkpoint):
         self._seed = seed
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        return random_tensors(self._shapes, self._seed)
+        return random_tensors(iterate_parameter_shapes(self.config), self._seed)
 
     def num_weights(self) -> int:
-        return sum(math.prod(shape) for shape in self._shapes.values())
+        return count_parameters(self.config)[1]
 
-    @cached_property
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
-        return parameter_shapes(self.config)
+
+def check_tensors(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]], source: Path) -> None:
+    """Compare the tensors a file describes with those the model needs, before anything is built from the config.
+
+    Stops at the first that is not there, so it takes no longer than the file has tensors, whatever the config says.
+
+    Raises:
+        InvalidInput: a tensor of the model is missing in `shapes` or has another shape.
+    """
+    for name, needed in iterate_parameter_shapes(config):
+        found = shapes.get(name)
+        if found is None:
+            raise InvalidInput(
+                f"{source}: tensors of the model are missing, the first is {name}: the config describes "
+                f"{count_parameters(config)[0]} tensors, the weights hold {len(shapes)}; get the files again"
+            )
+        if found != needed:
+            raise InvalidInput(
+                f"{source}: tensor {name} has shape {short_repr(found)}, the model needs {needed}; "
+                "config and weights do not belong together"
+            )
 
 
 def open_checkpoint(path: Path, load_format: str = "auto", seed: int = 0) -> Checkpoint:
@@ -108,7 +127,7 @@ def open_checkpoint(path: Path, load_format: str = "auto", seed: int = 0) -> Che
     if load_format not in LOAD_FORMATS:
         raise InvalidInput(f"load_format={load_format!r} is not known, use {', '.join(LOAD_FORMATS)}")
     path = Path(path)
-    if not path.exists():
+    if not exists(path):
         raise InvalidInput(f"{path} does not exist; give a folder in Hugging Face format or a .gguf file")
     if path.is_dir():
         _check_folder(path, load_format)
@@ -122,14 +141,17 @@ def _check_folder(path: Path, load_format: str) -> None:
     hint = f"give the file itself: {gguf_files[0]}" if gguf_files else f"it needs {CONFIG_FILE} and the weights"
     if load_format == "gguf":
         raise InvalidInput(f"load_format='gguf' needs a .gguf file, {path} is a folder; {hint}")
-    if not (path / CONFIG_FILE).exists():
+    if not exists(path / CONFIG_FILE):
         raise InvalidInput(f"{path} is no folder in Hugging Face format: {CONFIG_FILE} is missing; {hint}")
 
 
 def _check_file(path: Path, load_format: str) -> None:
     if load_format == "safetensors":
         raise InvalidInput(f"load_format='safetensors' needs a folder in Hugging Face format, {path} is a file")
-    with path.open("rb") as file:
-        is_gguf = file.read(len(MAGIC)) == MAGIC
+    with open_regular(path) as file:
+        try:
+            is_gguf = file.read(len(MAGIC)) == MAGIC
+        except OSError as error:
+            raise unreadable(path, error) from error
     if not is_gguf and path.suffix == ".safetensors":
         raise InvalidInput(f"{path} is a file of weights; give the folder it lies in, which also holds {CONFIG_FILE}")

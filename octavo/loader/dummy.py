@@ -1,7 +1,8 @@
 """Random weights: a model of the right shape without a download, for trying sizes and speeds."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -14,26 +15,43 @@ STANDARD_DEVIATION = 0.02
 
 def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Hugging Face name -> shape of every parameter of a llama-like decoder (llama, mistral, qwen2)."""
-    hidden = config.hidden_size
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
+    return dict(iterate_parameter_shapes(config))
+
+
+def iterate_parameter_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """`parameter_shapes` one at a time: the number of layers may be one that nobody checked yet."""
+    yield from _outer_shapes(config).items()
+    layer_shapes = _layer_shapes(config)
     for layer in range(config.num_layers):
-        for name, shape in _layer_shapes(config).items():
-            shapes[f"model.layers.{layer}.{name}"] = shape
-    shapes["model.norm.weight"] = (hidden,)
-    if not config.tie_word_embeddings:
-        shapes["lm_head.weight"] = (config.vocab_size, hidden)
-    return shapes
+        for name, shape in layer_shapes.items():
+            yield f"model.layers.{layer}.{name}", shape
 
 
-def random_tensors(shapes: Mapping[str, tuple[int, ...]], seed: int) -> Iterator[tuple[str, Tensor]]:
-    """(name, float32 tensor) one at a time. A tensor depends on the seed, its name and its shape only.
+def count_parameters(config: ModelConfig) -> tuple[int, int]:
+    """(tensors, elements) of `parameter_shapes`, counted without naming them."""
+    outer, layer = _outer_shapes(config), _layer_shapes(config)
+    tensors = len(outer) + config.num_layers * len(layer)
+    elements = sum(map(math.prod, outer.values())) + config.num_layers * sum(map(math.prod, layer.values()))
+    return tensors, elements
 
+
+def random_tensors(shapes: Iterable[tuple[str, tuple[int, ...]]], seed: int) -> Iterator[tuple[str, Tensor]]:
+    """(name, float32 tensor) for each (name, shape), one at a time.
+
+    A tensor depends on the seed, its name and its shape only.
     Norm weights are drawn around 1, all others around 0, with a standard deviation of 0.02.
     """
-    for name, shape in shapes.items():
+    for name, shape in shapes:
         generator = torch.Generator().manual_seed(_tensor_seed(seed, name))
         mean = 1.0 if name.endswith("norm.weight") else 0.0
         yield name, torch.empty(shape, dtype=torch.float32).normal_(mean, STANDARD_DEVIATION, generator=generator)
+
+
+def _outer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Outside the layers."""
+    table = (config.vocab_size, config.hidden_size)
+    head = {} if config.tie_word_embeddings else {"lm_head.weight": table}
+    return {"model.embed_tokens.weight": table, "model.norm.weight": (config.hidden_size,), **head}
 
 
 def _layer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:

@@ -5,7 +5,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from octavo.errors import InvalidInput
+from octavo.errors import InvalidInput, short_repr
+from octavo.files import read_bounded
+
+MAX_INTEGER = 2**40
+"""No size or length of a model comes near it; products of such numbers stay far below what a float holds."""
+MAX_JSON_BYTES = 2**26
+"""Of one JSON file; the index of a checkpoint of hundreds of shards has a few MiB."""
 
 
 class Fields:
@@ -34,13 +40,15 @@ class Fields:
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
             raise self.refusal(key, f"an integer of at least {minimum}")
+        if value > MAX_INTEGER:
+            raise self.refusal(key, f"an integer of at most {MAX_INTEGER}")
         return value
 
     def number(self, key: str, default: float | None = None, minimum: float = 0.0) -> float:
         value = self._value(key, default)
         # the bound also keeps out nan, infinities and integers that no float holds
         if isinstance(value, bool) or not isinstance(value, int | float) or not minimum <= value < 1e300:
-            raise self.refusal(key, f"a number of at least {minimum:g}")
+            raise self.refusal(key, f"a number of at least {minimum:g} and below 1e300")
         return float(value)
 
     def optional_number(self, key: str, minimum: float = 0.0) -> float | None:
@@ -84,7 +92,7 @@ class Fields:
 
     def refusal(self, key: str, expected: str) -> InvalidInput:
         """The refusal of the value at `key`."""
-        return InvalidInput(f"{self.source}: {self._prefix}{key} is {self.get(key)!r}, it must be {expected}")
+        return InvalidInput(f"{self.source}: {self._prefix}{key} is {short_repr(self.get(key))}, it must be {expected}")
 
     def _value(self, key: str, default: object) -> Any:
         value = self.get(key)
@@ -96,13 +104,12 @@ class Fields:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises InvalidInput when it is not readable, not JSON or no object."""
+    """The object in a JSON file. Raises InvalidInput when it is no regular file, too large, not JSON or no object."""
+    text = read_bounded(path, MAX_JSON_BYTES)
     try:
-        value = json.loads(path.read_bytes())
-    except OSError as error:
-        raise InvalidInput(f"{path} cannot be read: {error.strerror or error}") from error
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"{path} ({path.stat().st_size} bytes) is not valid JSON: {error}; get it again") from error
+        raise InvalidInput(f"{path} ({len(text)} bytes) is not valid JSON: {error}; get it again") from error
     if not isinstance(value, dict):
         raise InvalidInput(f"{path} holds a {type(value).__name__}, it must be a JSON object; get it again")
     return value

@@ -8,7 +8,7 @@ from gguf.constants import GGMLQuantizationType as Type
 from torch import Tensor
 
 from octavo.config.model import ModelConfig
-from octavo.errors import not_built
+from octavo.errors import not_built, printable
 from octavo.gguf_file import GGUFFile, GGUFTensor
 from octavo.loader.dequantize import DEQUANTIZERS, dequantize
 from octavo.loader.gguf_config import ROPE_FREQS, gguf_architecture
@@ -49,9 +49,12 @@ class GGUFWeights:
         self._heads_of = {"attn_q": config.num_heads, "attn_k": config.num_kv_heads} if permuted else {}
         for tensor in self._tensors:
             if tensor.type not in STORED_FLOATS and tensor.type not in DEQUANTIZERS:
-                readable = ", ".join(kind.name for kind in (*STORED_FLOATS, *DEQUANTIZERS))
+                name, readable = (
+                    printable(tensor.name),
+                    ", ".join(kind.name for kind in (*STORED_FLOATS, *DEQUANTIZERS)),
+                )
                 raise not_built(
-                    f"{file.path}: {tensor.name} is of type {tensor.type_name}; reading other than {readable}",
+                    f"{file.path}: {name} is of type {tensor.type_name}; reading other than {readable}",
                     "get the model in another quantisation",
                 )
 
@@ -60,6 +63,10 @@ class GGUFWeights:
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
             for tensor in self._tensors:
                 yield hf_name(tensor.name), self._read(tensor, pool)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Hugging Face name -> shape of every tensor."""
+        return {hf_name(tensor.name): tensor.shape for tensor in self._tensors}
 
     def num_weights(self) -> int:
         """Elements of all tensors."""
@@ -74,7 +81,7 @@ class GGUFWeights:
             values = torch.from_numpy(dequantize(raw, kind, pool))
         values = values.view(tensor.shape)
         num_heads = self._heads_of.get(_layer_part(tensor.name))
-        # rows that are no heads are left to load_weights, which refuses the shape
+        # the model's own tensors have been checked; another of that name may have rows that are no heads
         if num_heads is None or not values.ndim or values.shape[0] % (2 * num_heads):
             return values
         return to_half_rotation(values, num_heads)

@@ -8,11 +8,11 @@ import numpy as np
 from gguf.constants import GGMLQuantizationType
 
 from octavo.config.model import ModelConfig, RopeConfig
-from octavo.errors import InvalidInput, not_built
+from octavo.errors import InvalidInput, not_built, printable
 from octavo.gguf_file import GGUFFile
 from octavo.loader.fields import Fields
 from octavo.loader.hf_config import read_default_sampling
-from octavo.loader.rope_config import DEFAULT_THETA, supported_length
+from octavo.loader.rope_config import DEFAULT_THETA, MAX_FACTOR, supported_length
 
 ROPE_FREQS = "rope_freqs.weight"
 """Tensor with a divisor for each rotary frequency, written for llama3 scaling."""
@@ -56,7 +56,7 @@ def gguf_architecture(file: GGUFFile) -> GGUFArchitecture:
     name = general.string("architecture")
     if name not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
-        raise InvalidInput(f"{file.path}: architecture {name} is not known; those there are: {known}")
+        raise InvalidInput(f"{file.path}: architecture {printable(name)} is not known; those there are: {known}")
     return ARCHITECTURES[name]
 
 
@@ -146,8 +146,8 @@ def _rope(file: GGUFFile, keys: Fields, head_dim: int) -> RopeConfig:
         return replace(plain, inv_freq_divisors=_divisors(file, rotated // 2))
     if ROPE_FREQS in file.tensors:
         raise InvalidInput(f"{file.path}: {ROPE_FREQS} together with rope.scaling.type={scaling} is not supported")
-    if factor < 1:
-        raise keys.refusal("rope.scaling.factor", "a number of at least 1")
+    if not 1 <= factor <= MAX_FACTOR:
+        raise keys.refusal("rope.scaling.factor", f"a number of at least 1 and at most {MAX_FACTOR:.0f}")
     original = keys.integer("rope.scaling.original_context_length", keys.integer("context_length"))
     if scaling == "linear":
         return replace(plain, rope_type="linear", factor=factor, original_max_position_embeddings=original)

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.config.model import ModelConfig
-from octavo.errors import InvalidInput, not_built
-from octavo.loader.fields import Fields, read_json_object
+from octavo.errors import InvalidInput, not_built, printable
+from octavo.files import exists
+from octavo.loader.fields import MAX_INTEGER, Fields, read_json_object
 from octavo.loader.rope_config import read_rope, supported_length
 from octavo.logging import get_logger
 
@@ -56,7 +57,7 @@ def read_hf_config(folder: Path) -> ModelConfig:
     path = folder / CONFIG_FILE
     fields = Fields(read_json_object(path), str(path))
     generation_path = folder / GENERATION_FILE
-    generation_values = read_json_object(generation_path) if generation_path.exists() else {}
+    generation_values = read_json_object(generation_path) if exists(generation_path) else {}
     return parse_hf_config(fields, Fields(generation_values, str(generation_path)))
 
 
@@ -109,7 +110,8 @@ def _architecture(fields: Fields) -> str:
         raise fields.refusal("architectures", "a list of one name")
     if names[0] not in ARCHITECTURES:
         raise InvalidInput(
-            f"{fields.source}: architecture {names[0]} is not known; those there are: {', '.join(ARCHITECTURES)}"
+            f"{fields.source}: architecture {printable(names[0])} is not known; "
+            f"those there are: {', '.join(ARCHITECTURES)}"
         )
     return str(names[0])
 
@@ -180,7 +182,7 @@ def _uniform_window(fields: Fields, kinds: list[str] | None, window: int) -> int
     num_layers = fields.integer("num_hidden_layers")
     if kinds is None:
         first = fields.integer("max_window_layers", 28, minimum=0)
-        kinds = ["sliding_attention" if layer >= first else "full_attention" for layer in range(num_layers)]
+        kinds = ["full_attention"] * (first > 0) + ["sliding_attention"] * (first < num_layers)
     if len(set(kinds)) > 1:
         raise not_built(
             f"{fields.source}: a sliding window on some layers only (use_sliding_window with "
@@ -212,7 +214,7 @@ def _dtype(fields: Fields) -> str:
 def _token_ids(fields: Fields) -> list[int]:
     value = fields.get("eos_token_id")
     ids = [] if value is None else value if isinstance(value, list) else [value]
-    if not all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in ids):
+    if not all(isinstance(token, int) and not isinstance(token, bool) and 0 <= token <= MAX_INTEGER for token in ids):
         raise fields.refusal("eos_token_id", "a token id or a list of them")
     return ids
 

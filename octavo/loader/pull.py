@@ -25,7 +25,7 @@ from typing import Any
 from tqdm import tqdm
 
 from octavo import envs
-from octavo.errors import InvalidInput
+from octavo.errors import InvalidInput, printable, short_repr
 from octavo.loader.catalogue import CatalogueEntry, catalogue
 from octavo.logging import get_logger
 
@@ -64,12 +64,19 @@ def find_model(name: str, revision: str | None = None, progress: bool = True) ->
 
 
 def pull(name: str, revision: str | None = None, progress: bool = True) -> Path:
-    """As `find_model`, but a file that is in the cache already is checked in full, and fetched again if it is damaged.
+    """As `find_model`, but what is here already is checked.
+
+    A file in the cache is read in full, and fetched again if it is damaged; of a path the headers are read.
 
     Raises:
-        InvalidInput: see `find_model`; or the download has the wrong checksum, and then nothing of it is kept.
+        InvalidInput: see `find_model`; or there is no model at the path; or the download has the wrong checksum, and
+            then nothing of it is kept.
     """
-    if name not in catalogue() or _local_path(name) is not None:
+    if _local_path(name) is not None:
+        path = find_model(name, revision, progress)
+        _check_model(path)
+        return path
+    if name not in catalogue():
         return find_model(name, revision, progress)
     _no_revision(name, revision, "in the catalogue as one file")
     entry = catalogue()[name]
@@ -97,30 +104,43 @@ def cached_file(name: str, entry: CatalogueEntry) -> Path:
 def _local_path(name: str) -> Path | None:
     """The path if there is something at it; None if `name` may be something else than a path."""
     if not name.strip():
-        raise InvalidInput(f"model={name!r} is empty; give a folder, a .gguf file, an alias or a hub id")
+        raise InvalidInput(f"model={short_repr(name)} is empty; give a folder, a .gguf file, an alias or a hub id")
     try:
         path = Path(name).expanduser()
         if path.exists():
             return path
     except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL byte, an unknown ~user
-        raise InvalidInput(f"{name[:200]!r} cannot be a path: {error}; give a folder or a .gguf file") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InvalidInput(f"{short_repr(name)} cannot be a path: {reason}; give a folder or a .gguf file") from error
     looks_like_path = name.startswith((".", "/", "~")) or name.endswith(_FILE_SUFFIXES) or name.count("/") > 1
     if looks_like_path or "\\" in name or name.endswith("/"):
-        raise InvalidInput(f"there is no file or folder {name!r} (looked in {Path.cwd()}); check the path")
+        raise InvalidInput(f"there is no file or folder {short_repr(name)} (looked in {Path.cwd()}); check the path")
     return None
+
+
+def _check_model(path: Path) -> None:
+    """Refuse a path that holds no model that could be loaded, as far as config and headers tell."""
+    from octavo.loader.checkpoint import open_checkpoint  # brings torch, which no download needs
+
+    try:
+        open_checkpoint(path)
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read: {error.strerror or error}; check the path") from error
 
 
 def _no_revision(name: str, revision: str | None, what: str) -> None:
     if revision is not None:
-        raise InvalidInput(f"revision={revision!r} is for hub ids, but {name!r} is {what}; leave it out")
+        raise InvalidInput(
+            f"revision={short_repr(revision)} is for hub ids, but {short_repr(name, 200)} is {what}; leave it out"
+        )
 
 
 def _unknown(name: str) -> InvalidInput:
     near = difflib.get_close_matches(name, catalogue(), n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return InvalidInput(
-        f"no model {name!r}: there is no such path, the catalogue has only {', '.join(catalogue())}, and it is no hub "
-        f"id (org/name){hint}"
+        f"no model {short_repr(name)}: there is no such path, the catalogue has only {', '.join(catalogue())}, and it "
+        f"is no hub id (org/name){hint}"
     )
 
 
@@ -231,9 +251,10 @@ def _bar(entry: CatalogueEntry, staging: Path, progress: bool) -> Iterator[None]
 def _size(folder: Path) -> int:
     """Bytes of all files below `folder`; files may come and go meanwhile."""
     total = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):
-            total += path.stat().st_size
+    with contextlib.suppress(OSError):  # from the walk itself, when a folder goes before it is listed
+        for path in folder.rglob("*"):
+            with contextlib.suppress(OSError):
+                total += path.stat().st_size
     return total
 
 
@@ -295,7 +316,7 @@ def _from_hub(name: str, revision: str | None, progress: bool) -> Path:
             )
         )
     except Exception as error:  # no network, no such repository, gated, disk full: the hub's client raises many kinds
-        at = f" at revision {revision!r}" if revision else ""
+        at = f" at revision {short_repr(revision)}" if revision else ""
         raise InvalidInput(
             f"{name!r}{at} cannot be had from the hub ({_first_line(error)}), and there is no folder of that name in "
             f"{Path.cwd()}; check the name and the network, or give a path or one of: {', '.join(catalogue())}"
@@ -318,4 +339,4 @@ class _NoBar(tqdm):  # type: ignore[misc]
 def _first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = lines[0] if lines else ""
-    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
+    return f"{type(error).__name__}: {printable(text)}" if text else type(error).__name__

@@ -8,6 +8,8 @@ from octavo.loader.fields import Fields
 
 DEFAULT_THETA = 10000.0
 ROPE_TYPES = ("default", "linear", "yarn", "llama3", "dynamic")
+MAX_FACTOR = 2.0**20
+"""Positions are stretched no further: hundreds at most are in use."""
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
@@ -95,8 +97,8 @@ def _factor(fields: Fields, section: Fields, rope_type: str, original: int) -> f
     if rope_type == "yarn" and "factor" not in section:
         return fields.integer("max_position_embeddings") / original
     factor = section.number("factor")
-    if factor < 1:
-        raise section.refusal("factor", "a number of at least 1")
+    if not 1 <= factor <= MAX_FACTOR:
+        raise section.refusal("factor", f"a number of at least 1 and at most {MAX_FACTOR:.0f}")
     return factor
 
 

@@ -17,13 +17,16 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from octavo.errors import InvalidInput, not_built
+from octavo.errors import InvalidInput, not_built, printable, short_repr
+from octavo.files import exists, open_regular, unreadable
 from octavo.loader.fields import read_json_object
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 MAX_HEADER_BYTES = 100_000_000
 """As the safetensors library."""
+MAX_DIMENSIONS = 64
+MAX_FILE_NAME = 255
 ITEM_SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 SHARD_NAME = re.compile(r"-\d+-of-\d+\.safetensors$")
@@ -83,11 +86,13 @@ class SafetensorsFiles:
         if not isinstance(weight_map, dict) or not weight_map:
             raise InvalidInput(f"{path}: weight_map is missing or empty; get the file again")
         for name, file_name in weight_map.items():
-            if not isinstance(file_name, str) or not file_name or Path(file_name).name != file_name:
-                raise InvalidInput(f"{path}: {name} is placed in {file_name!r}, which is no file name of this folder")
+            if not _is_file_name(file_name):
+                raise InvalidInput(
+                    f"{path}: {printable(name)} is placed in {short_repr(file_name)}, no file name of this folder"
+                )
         for file_name in sorted(set(weight_map.values())):
             shard = self._folder / file_name
-            if not shard.is_file():
+            if not exists(shard):
                 raise InvalidInput(f"{shard} is missing, {path.name} names it; get the file again")
             header = read_header(shard)
             # a tensor that lies in two shards is taken from the one the index names
@@ -95,29 +100,34 @@ class SafetensorsFiles:
             absent = [n for n, f in weight_map.items() if f == file_name and n not in header]
             if absent:
                 raise InvalidInput(
-                    f"{shard} does not hold {absent[0]} ({len(absent)} tensors are absent) although {path.name} "
-                    "says so; the files do not belong together, get them again"
+                    f"{shard} does not hold {printable(absent[0])} ({len(absent)} tensors are absent) although "
+                    f"{path.name} says so; the files do not belong together, get them again"
                 )
 
 
+def _is_file_name(name: object) -> bool:
+    """A name in the same folder, not a path out of it."""
+    return isinstance(name, str) and 0 < len(name) <= MAX_FILE_NAME and name.isprintable() and Path(name).name == name
+
+
 def _open(path: Path) -> Any:
-    """The library checks what read_header does not: that shapes and places fit each other."""
+    """The library checks what read_header does not: that the tensors lie one behind the other without a gap."""
     try:
         return safe_open(path, framework="pt", device="cpu")
-    except SafetensorError as error:
+    except (SafetensorError, OSError) as error:
         raise InvalidInput(f"{path} is not readable: {error}; get the file again") from error
 
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
     """The tensors a safetensors file describes; checks that the file is as long as it says."""
-    try:
-        with path.open("rb") as file:
+    with open_regular(path) as file:
+        try:
             start = file.read(8)
             header_size = int.from_bytes(start, "little")
             text = file.read(header_size) if header_size <= MAX_HEADER_BYTES else b""
             size = file.seek(0, os.SEEK_END)
-    except OSError as error:
-        raise InvalidInput(f"{path} cannot be read: {error.strerror or error}") from error
+        except OSError as error:
+            raise unreadable(path, error) from error
     if start == LFS_POINTER[:8]:
         raise InvalidInput(f"{path} is a Git LFS pointer of {size} bytes, not the weights; fetch it with git lfs pull")
     if len(start) < 8 or (header_size <= MAX_HEADER_BYTES and len(text) < header_size):
@@ -137,23 +147,37 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
 
 
 def _parse_header(path: Path, text: bytes) -> tuple[dict[str, TensorInfo], int]:
-    """The tensors and the bytes of data."""
-    infos, data_size = {}, 0
+    """The tensors and the bytes of data. The shape of every tensor fits the place it has."""
     try:
-        for name, entry in json.loads(text).items():
-            if name == "__metadata__":
-                continue
-            infos[name] = TensorInfo(str(entry["dtype"]), tuple(int(n) for n in entry["shape"]))
-            data_size = max(data_size, int(entry["data_offsets"][1]))
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+        entries = {name: _parse_entry(e) for name, e in json.loads(text).items() if name != "__metadata__"}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidInput(f"{path}: its header is not a safetensors header; get the file again") from error
-    for name, info in infos.items():
-        if info.dtype not in ITEM_SIZES:
-            raise not_built(
-                f"{path}: {name} is {info.dtype}; reading other than {', '.join(ITEM_SIZES)}",
-                "use the unquantised checkpoint or a GGUF file",
-            )
-    return infos, data_size
+    for name, (info, place) in entries.items():
+        _check_entry(path, name, info, place)
+    data_size = max((end for _, (_, end) in entries.values()), default=0)
+    return {name: info for name, (info, _) in entries.items()}, data_size
+
+
+def _parse_entry(entry: Any) -> tuple[TensorInfo, tuple[int, int]]:
+    """A tensor and its place in the data. Raises one of Python's own errors when it is not of the form."""
+    shape, (begin, end) = tuple(entry["shape"]), entry["data_offsets"]
+    if len(shape) > MAX_DIMENSIONS or not all(type(number) is int and number >= 0 for number in (*shape, begin, end)):
+        raise ValueError("sizes and places are whole numbers")
+    return TensorInfo(str(entry["dtype"]), shape), (begin, end)
+
+
+def _check_entry(path: Path, name: str, info: TensorInfo, place: tuple[int, int]) -> None:
+    if info.dtype not in ITEM_SIZES:
+        raise not_built(
+            f"{path}: {printable(name)} is {printable(info.dtype)}; reading other than {', '.join(ITEM_SIZES)}",
+            "use the unquantised checkpoint or a GGUF file",
+        )
+    if info.num_elements * ITEM_SIZES[info.dtype] != place[1] - place[0]:
+        raise InvalidInput(
+            f"{path} is not readable: its header gives {printable(name)} the shape {short_repr(info.shape)} in "
+            f"{info.dtype} but the bytes {short_repr(place[0])} to {short_repr(place[1])}, which do not fit; "
+            "get the file again"
+        )
 
 
 def _cut_short(path: Path, size: int, expected: int) -> InvalidInput:
@@ -164,9 +188,9 @@ def _cut_short(path: Path, size: int, expected: int) -> InvalidInput:
 
 def _single_file(folder: Path) -> Path | None:
     """The one file with all weights; None when there is an index of shards."""
-    if (folder / SINGLE_FILE).exists():
+    if exists(folder / SINGLE_FILE):
         return folder / SINGLE_FILE
-    if (folder / INDEX_FILE).exists():
+    if exists(folder / INDEX_FILE):
         return None
     files = sorted(folder.glob("*.safetensors"))
     if len(files) == 1 and not SHARD_NAME.search(files[0].name):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from octavo.errors import InvalidInput
+from octavo.errors import InvalidInput, short_repr
 from octavo.protocol.checks import as_int
 from octavo.protocol.outputs import Logprob
 
@@ -30,11 +30,11 @@ class BeamSearchParams(msgspec.Struct, kw_only=True, frozen=True):
         for name in ("beam_width", "max_tokens"):
             number = as_int(getattr(self, name))
             if number is None or number < 1:
-                raise InvalidInput(f"{name}={getattr(self, name)!r} must be an integer >= 1")
+                raise InvalidInput(f"{name}={short_repr(getattr(self, name))} must be an integer >= 1")
         if isinstance(self.length_penalty, bool) or not isinstance(self.length_penalty, (int, float)):
-            raise InvalidInput(f"length_penalty={self.length_penalty!r} must be a number")
+            raise InvalidInput(f"length_penalty={short_repr(self.length_penalty)} must be a number")
         if not isinstance(self.ignore_eos, bool):
-            raise InvalidInput(f"ignore_eos={self.ignore_eos!r} must be True or False")
+            raise InvalidInput(f"ignore_eos={short_repr(self.ignore_eos)} must be True or False")
 
 
 @dataclass(slots=True)

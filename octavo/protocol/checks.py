@@ -7,11 +7,11 @@ def as_int(value: object) -> int | None:
     """`value` as a plain int; None if it is no integer. Takes numpy's integers, refuses booleans and floats."""
     if type(value) is int:
         return value
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        return None
     try:
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
+            return None
         return operator.index(value)
-    except TypeError:
+    except Exception:  # whatever the methods of a user's object raise: an integer it is not
         return None
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import regex
 
-from octavo.errors import InvalidInput
+from octavo.errors import InvalidInput, printable, short_repr
 from octavo.protocol.checks import as_int, is_encodable
 
 
@@ -114,14 +114,15 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             self.max_tokens = _integer("max_tokens", self.max_tokens, 1, None)
         self.min_tokens = _integer("min_tokens", self.min_tokens, 0, None)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise InvalidInput(f"min_tokens={self.min_tokens} must be at most max_tokens={self.max_tokens}")
+            low, high = short_repr(self.min_tokens), short_repr(self.max_tokens)
+            raise InvalidInput(f"min_tokens={low} must be at most max_tokens={high}")
         if self.logprobs is not None:
             self.logprobs = _integer("logprobs", self.logprobs, -1, None)
         for name in _FLAGS:
             if not isinstance(getattr(self, name), bool):
-                raise InvalidInput(f"{name}={getattr(self, name)!r} must be True or False")
+                raise InvalidInput(f"{name}={short_repr(getattr(self, name))} must be True or False")
         if not isinstance(self.output_kind, RequestOutputKind):
-            raise InvalidInput(f"output_kind={self.output_kind!r} must be a RequestOutputKind")
+            raise InvalidInput(f"output_kind={short_repr(self.output_kind)} must be a RequestOutputKind")
         self._validate_stops()
         self._validate_choice()
 
@@ -135,7 +136,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             self.prompt_logprobs = _integer("prompt_logprobs", self.prompt_logprobs, -1, None)
         modes = LOGPROBS_MODES
         if self.logprobs_mode is not None and not (isinstance(self.logprobs_mode, str) and self.logprobs_mode in modes):
-            raise InvalidInput(f"logprobs_mode={self.logprobs_mode!r} must be one of {', '.join(modes)}")
+            raise InvalidInput(f"logprobs_mode={short_repr(self.logprobs_mode)} must be one of {', '.join(modes)}")
         self.logit_bias = _logit_bias(self.logit_bias)
         self.bad_words = _texts("bad_words", _items("bad_words", self.bad_words, "a list of strings")) or None
         if self.allowed_token_ids is not None:
@@ -155,7 +156,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         for name in ("stop", "stop_regex"):
             if getattr(self, name) and not self.detokenize:
                 raise InvalidInput(
-                    f"{name}={getattr(self, name)!r} needs text, but detokenize=False; use stop_token_ids instead"
+                    f"{name}={short_repr(getattr(self, name))} needs text, but detokenize=False; "
+                    "use stop_token_ids instead"
                 )
         token_ids = _items("stop_token_ids", self.stop_token_ids, "a list of token ids")
         self.stop_token_ids = [_integer("stop_token_ids", token_id, 0, None) for token_id in token_ids]
@@ -183,21 +185,22 @@ def _texts(name: str, values: list[Any]) -> list[str]:
     """Non-empty strings of real characters."""
     for value in values:
         if not isinstance(value, str) or not value:
-            raise InvalidInput(f"{name}={values!r} must be non-empty strings")
+            raise InvalidInput(f"{name}={short_repr(values)} must be non-empty strings")
         if not is_encodable(value):
-            raise InvalidInput(f"{name}={values!r} holds a lone surrogate, which is no character; remove it")
+            raise InvalidInput(f"{name}={short_repr(values)} holds a lone surrogate, which is no character; remove it")
     return values
 
 
 def _check_regex(pattern: str) -> None:
+    shown = short_repr(pattern)
     try:
         compiled = regex.compile(pattern)
     except (regex.error, RecursionError, OverflowError) as error:
-        raise InvalidInput(f"stop_regex={pattern!r} is no regular expression: {error}") from None
+        raise InvalidInput(f"stop_regex={shown} is no regular expression: {printable(str(error))}") from None
     if compiled.flags & regex.REVERSE:
-        raise InvalidInput(f"stop_regex={pattern!r} searches backwards; leave out the flag (?r)")
+        raise InvalidInput(f"stop_regex={shown} searches backwards; leave out the flag (?r)")
     if compiled.search("") is not None:
-        raise InvalidInput(f"stop_regex={pattern!r} matches the empty text, so it would end every request at once")
+        raise InvalidInput(f"stop_regex={shown} matches the empty text, so it would end every request at once")
 
 
 def _logit_bias(value: object) -> dict[int, float] | None:
@@ -205,14 +208,14 @@ def _logit_bias(value: object) -> dict[int, float] | None:
     if value is None:
         return None
     if not isinstance(value, dict):
-        raise InvalidInput(f"logit_bias={value!r} must be a dict of token ids and numbers")
+        raise InvalidInput(f"logit_bias={short_repr(value)} must be a dict of token ids and numbers")
     biases: dict[int, float] = {}
     for key, bias in value.items():
         written = isinstance(key, str) and re.fullmatch(r"\s*-?[0-9]{1,20}\s*", key)
         token_id = _integer("logit_bias", int(key) if written else key, 0, None)
         if token_id in biases:
-            raise InvalidInput(f"logit_bias={value!r} names token {token_id} twice; name it once")
-        biases[token_id] = _number(f"logit_bias[{key!r}]", bias, -100.0, 100.0)
+            raise InvalidInput(f"logit_bias={short_repr(value)} names token {short_repr(token_id)} twice; name it once")
+        biases[token_id] = _number(f"logit_bias[{short_repr(key)}]", bias, -100.0, 100.0)
     return biases or None
 
 
@@ -221,11 +224,14 @@ def _extra_args(value: object) -> dict[str, Any] | None:
     if value is None:
         return None
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-        raise InvalidInput(f"extra_args={value!r} must be a dict with strings as keys")
+        raise InvalidInput(f"extra_args={short_repr(value)} must be a dict with strings as keys")
     try:
         copy: dict[str, Any] = msgspec.msgpack.decode(msgspec.msgpack.encode(value))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise InvalidInput(f"extra_args={value!r} must be plain data (numbers, texts, lists, dicts): {error}") from None
+        reason = printable(str(error))
+        raise InvalidInput(
+            f"extra_args={short_repr(value)} must be plain data (numbers, texts, lists, dicts): {reason}"
+        ) from None
     return copy or None
 
 
@@ -234,18 +240,18 @@ def _class_path(entry: object) -> str:
     if isinstance(entry, type):
         return f"{entry.__module__}:{entry.__qualname__}"
     if not isinstance(entry, str) or entry.count(":") != 1:
-        raise InvalidInput(f'logits_processors={entry!r} must be a class or "package.module:Class"')
+        raise InvalidInput(f'logits_processors={short_repr(entry)} must be a class or "package.module:Class"')
     return entry
 
 
 def _number(name: str, value: object, low: float, high: float) -> float:
     try:
         number = math.nan if isinstance(value, (bool, str, bytes)) else float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
+    except Exception:  # whatever the methods of a user's object raise: a number it is not
         number = math.nan
     if not low <= number <= high or number == math.inf:
         limit = f"between {low:g} and {high:g}" if high < math.inf else f"a finite number >= {low:g}"
-        raise InvalidInput(f"{name}={value!r} must be {limit}")
+        raise InvalidInput(f"{name}={short_repr(value)} must be {limit}")
     return number
 
 
@@ -253,7 +259,7 @@ def _integer(name: str, value: object, low: int, high: int | None) -> int:
     number = as_int(value)
     if number is None or number < low or (high is not None and number > high):
         limit = f"an integer >= {low}" if high is None else f"an integer between {low} and {high}"
-        raise InvalidInput(f"{name}={value!r} must be {limit}")
+        raise InvalidInput(f"{name}={short_repr(value)} must be {limit}")
     return number
 
 
@@ -265,5 +271,5 @@ def _items(name: str, value: object, form: str) -> list[Any]:
     if value is None:
         return []
     if not isinstance(value, (list, tuple, set, frozenset)):
-        raise InvalidInput(f"{name}={value!r} must be {form}")
+        raise InvalidInput(f"{name}={short_repr(value)} must be {form}")
     return list(value)

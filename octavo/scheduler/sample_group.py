@@ -82,17 +82,22 @@ class SampleGroups:
         self.num_unstarted += len(group.unstarted)
 
     def next_front(self, group: SampleGroup) -> Request | None:
-        """Make the next sample the front; None if there is none left."""
+        """Make the next sample the front; None if there is none left. `started` must follow."""
         assert group.front is None
         if not group.unstarted:
             if group.hold is not None:
                 self.give_up(group)
             return None
-        _, index = group.unstarted.popitem()
-        self.num_unstarted -= 1
+        index = next(reversed(group.unstarted.values()))
         group.front = Request(group.message, group.arrival_number, group.max_total_tokens, group, index)
         group.front.num_cached_tokens = max(group.num_cached_tokens, 0)
         return group.front
+
+    def started(self, front: Request) -> None:
+        """Note that the front is live, and only now not unstarted any more: so no sample is ever in neither place."""
+        assert front.group is not None
+        del front.group.unstarted[front.request_id]
+        self.num_unstarted -= 1
 
     def admitted(self, group: SampleGroup, num_cached_tokens: int) -> bool:
         """Note that a sample was admitted. True: it is the first of its group."""
@@ -198,6 +203,27 @@ class SampleGroups:
                 self.give_up(group)
         self._new_holds.clear()
 
+    def rebuild(self, requests: dict[str, Request], num_arrived: int) -> list[Request]:
+        """After a call that ended half-way: all groups anew, without holds, from the live requests.
+
+        Args:
+            requests: all live ones by id. Samples that were never admitted are taken out.
+            num_arrived: groups that arrived later were not accepted.
+
+        Returns:
+            New fronts, to be queued and `started`.
+        """
+        groups = [*self._by_id.values(), *(r.group for r in requests.values() if r.group is not None)]
+        known = {id(group): group for group in groups if group.arrival_number < num_arrived}.values()
+        for group in known:
+            _rebuild_group(group, requests)
+        left = [group for group in known if group.num_unfinished]
+        self._by_id = {i: group for group in left for i in (group.message.request_id, *group.sample_ids)}
+        self._holding, self._new_holds = [], []
+        self.num_unstarted = sum(len(group.unstarted) for group in left)
+        fronts = [self.next_front(group) for group in left if group.front is None]
+        return [front for front in fronts if front is not None]
+
     def audit(self, requests: dict[str, Request]) -> None:
         """Check what always holds; `requests`: all live ones by id.
 
@@ -217,6 +243,26 @@ class SampleGroups:
         if group.num_unfinished == 0:
             for request_id in (group.message.request_id, *group.sample_ids):
                 del self._by_id[request_id]
+
+
+def _rebuild_group(group: SampleGroup, requests: dict[str, Request]) -> None:
+    """The samples of one group from what is certain: which are live, and which never started."""
+    unstarted, live = {}, []
+    for index in reversed(range(len(group.sample_ids))):
+        sample_id = group.sample_ids[index]
+        request = requests.get(sample_id)
+        if request is not None and request.scheduled_time:
+            live.append(request)
+        elif request is not None or sample_id in group.unstarted:
+            unstarted[sample_id] = index
+    group.unstarted = unstarted
+    for sample_id in unstarted:
+        requests.pop(sample_id, None)
+    group.num_unfinished = len(live) + len(unstarted)
+    group.hold = None
+    group.front = next((request for request in reversed(live) if request.num_output_tokens == 0), None)
+    for request in live:
+        request.num_cached_tokens = max(group.num_cached_tokens, 0)
 
 
 def _front_key(group: SampleGroup) -> tuple[int, ...]:

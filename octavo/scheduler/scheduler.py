@@ -6,6 +6,8 @@ What always holds between two calls
 - Memory is allocated chunk by chunk but promised at admission: blocks for all tokens a request was admitted with, and
   one more, stay available to it until they are computed. So only a request that has computed them can lack a block.
 - While anything is unfinished, each step schedules at least one token.
+- A call that an exception ended half-way is made good by `recover`, from what no call leaves half-done: the tokens of
+  each live request, and the journal of the update that was not delivered.
 - With n > 1 each sample is a request of its own; `sample_group` decides when the next one may start.
 """
 
@@ -26,6 +28,7 @@ from octavo.protocol.messages import (
 from octavo.protocol.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from octavo.protocol.stats import EngineStats
 from octavo.scheduler.admission import Start, find_start, take_start
+from octavo.scheduler.journal import UpdateJournal
 from octavo.scheduler.policy import get_policy
 from octavo.scheduler.queue import WaitingQueue
 from octavo.scheduler.request import Request, RequestStatus
@@ -63,6 +66,9 @@ class Scheduler:
         self._running: list[Request] = []
         self._released: list[str] = []
         self._in_flight: tuple[SchedulerOutput, list[Request]] | None = None
+        self._assembled: Step | None = None
+        """While `schedule` runs."""
+        self._journal = UpdateJournal()
         self._num_arrived = 0
         self._num_steps = 0
         self._num_preemptions = 0
@@ -79,6 +85,11 @@ class Scheduler:
     def num_waiting(self) -> int:
         """Samples that have not started are counted too."""
         return len(self._waiting) + self._groups.num_unstarted
+
+    @property
+    def is_in_flight(self) -> bool:
+        """Whether a step that computes something has been neither updated nor given up."""
+        return self._in_flight is not None and bool(self._in_flight[1])
 
     def has_unfinished_requests(self) -> bool:
         return bool(self._requests)
@@ -130,21 +141,25 @@ class Scheduler:
         The output has no requests only if nothing is unfinished; it may carry released ids all the same.
 
         Raises:
-            RuntimeError: the step before has been neither updated nor given up with `preempt_all`.
+            RuntimeError: the step before has been neither updated nor given up with `recover`.
         """
-        if self._in_flight is not None and self._in_flight[1]:
+        if self.is_in_flight:
             raise RuntimeError("schedule() called before the last step was updated")
-        step = Step(self._config.max_num_batched_tokens)
+        self._journal.close()
+        self._in_flight = None
+        step = self._assembled = Step(self._config.max_num_batched_tokens)
         decoders, prefills = self._split_running(step)
         self._schedule_decoders(decoders, step)
         self._schedule_prefills(prefills, step)
         if not step.preempted:
             self._admit(step)
+        step.current = None
         self._groups.detach_holds(self._kv.num_available - step.reserved_blocks)
         assert step.requests or not self._requests, "nothing was scheduled though requests are unfinished"
         output = step.to_output(self._released, self._kv.take_block_copies())
-        self._released = []
         self._in_flight = (output, step.requests)
+        self._released = []
+        self._assembled = None
         return output
 
     def update(self, output: SchedulerOutput, result: ModelRunnerOutput) -> list[EngineCoreOutput]:
@@ -156,8 +171,10 @@ class Scheduler:
         Raises:
             RuntimeError: `result` does not belong to `output`, or a token was sampled where none, or none where one
                 was due. Nothing has changed.
+            Anything else: the update is half-done; only `recover` may follow.
         """
-        requests = self._take_in_flight(output, result)
+        requests = self._check_in_flight(output, result)
+        self._journal.open(requests, self._num_generated_tokens)
         self._num_steps += 1
         now = time.monotonic()
         outputs = self._end_failed(requests, result.failed) if result.failed else []
@@ -173,20 +190,58 @@ class Scheduler:
                 outputs.append(self._append(request, sampled[0], result.logprobs.get(request.request_id), now))
         if any(out.finish_reason is not None for out in outputs):
             self._running = [request for request in self._running if request.status is RequestStatus.RUNNING]
+        self._in_flight = None
         return outputs
 
-    def preempt_all(self) -> None:
-        """Give up the step in flight: every running request goes back to waiting and is computed anew.
+    def commit(self) -> None:
+        """The outputs of the last update go to whom they are for: `recover` does not take them back any more."""
+        self._journal.close()
 
-        For use after a step failed half-way. Whatever rows the runner has left, the next step releases them. What the
-        step copied or wrote is not trusted: only blocks that were published before are.
+    def recover(self) -> list[str]:
+        """Make good a call that an exception ended half-way, or give up the step in flight.
+
+        Every live request goes back to waiting and is computed anew; no KV is trusted, so the prefix cache is empty. An
+        update that was not committed is taken back as a whole: its tokens are computed again, and a request it ended is
+        live again. A request whose `add_request` did not return is dropped. Whatever rows the runner has left, the next
+        step releases them. May be called at any time, and again if it was itself interrupted.
+
+        Returns:
+            The requests that were being scheduled, or were computed by the step: all live, and waiting.
         """
+        failed = self._requests_in_step()
+        if self._journal:
+            self._num_generated_tokens = self._journal.num_generated_tokens
+        for request in self._journal.take_back():
+            self._requests[request.request_id] = request
+        for request in [r for r in self._requests.values() if r.arrival_number == self._num_arrived]:
+            del self._requests[request.request_id]
+        self._kv.reset()
+        gone = [request.request_id for request in self._requests.values() if request.scheduled_time]
         if self._in_flight is not None:
-            self._released += self._in_flight[0].released_request_ids
-        self._in_flight = None
-        self._groups.give_up_all()
-        while self._running:
-            self._preempt(self._running[-1])
+            gone += self._in_flight[0].released_request_ids
+        self._released = list(dict.fromkeys(self._released + gone))
+        fronts = self._groups.rebuild(self._requests, self._num_arrived)
+        self._running = []
+        self._waiting = WaitingQueue()
+        for request in self._requests.values():
+            self._send_back(request)
+            self._waiting.add(request)
+        for request in fronts:
+            self._enqueue(request)
+            self._groups.started(request)
+        self._in_flight = self._assembled = None
+        self._journal.close()
+        return [request.request_id for request in failed if request.status is RequestStatus.WAITING]
+
+    def _requests_in_step(self) -> list[Request]:
+        if self._in_flight is not None and self._in_flight[1]:
+            return self._in_flight[1]
+        if self._journal:
+            return self._journal.requests
+        if self._assembled is None:
+            return []
+        current = self._assembled.current
+        return self._assembled.requests if current is None else [current]
 
     def reset_prefix_cache(self) -> bool:
         """Forget every cached block. False, and nothing has changed, while any request holds blocks."""
@@ -218,6 +273,7 @@ class Scheduler:
         Raises:
             AssertionError: naming the request, block or count that is off.
         """
+        self._audit_in_flight()
         self._kv.audit(self._running, self._groups.holds)
         self._groups.audit(self._requests)
         waiting = list(self._waiting)
@@ -234,6 +290,20 @@ class Scheduler:
         reserved = sum(self._num_reserved(request) for request in self._running)
         assert reserved <= self._kv.num_available, f"{reserved} blocks promised, {self._kv.num_available} available"
 
+    def _audit_in_flight(self) -> None:
+        assert self._assembled is None, "a call of schedule() ended half-way"
+        if self._in_flight is None:
+            return
+        output, requests = self._in_flight
+        assert output.request_ids == [request.request_id for request in requests], "the step in flight is another"
+        for request, num_computed in zip(requests, output.num_computed_tokens, strict=True):
+            if request.status is RequestStatus.FINISHED:  # aborted since
+                continue
+            name = request.request_id
+            assert self._requests.get(name) is request, f"{name} is in flight but not live"
+            assert request.status is RequestStatus.RUNNING, f"{name} is in flight but {request.status.value}"
+            assert request.num_computed_tokens == num_computed, f"the update of {name} ended half-way"
+
     def _enqueue(self, request: Request) -> None:
         request.key = self._policy_key(request)
         self._requests[request.request_id] = request
@@ -244,6 +314,7 @@ class Scheduler:
         request = self._groups.next_front(group)
         if request is not None:
             self._enqueue(request)
+            self._groups.started(request)
 
     def _abort(self, request: Request) -> EngineCoreOutput:
         if request.status is RequestStatus.WAITING:
@@ -306,6 +377,7 @@ class Scheduler:
         for request in decoders:
             if step.token_budget == 0:
                 return
+            step.current = request
             if request.status is not RequestStatus.RUNNING:
                 continue
             if request.num_computed_tokens % block_size:
@@ -332,6 +404,7 @@ class Scheduler:
 
     def _schedule_prefills(self, prefills: list[Request], step: Step) -> None:
         for request in prefills:
+            step.current = request
             if request.status is not RequestStatus.RUNNING:
                 continue
             num_tokens = self._chunk(request.num_tokens - request.num_computed_tokens, step)
@@ -341,7 +414,7 @@ class Scheduler:
 
     def _admit(self, step: Step) -> None:
         while self._waiting and step.token_budget and len(self._running) < self._config.max_num_seqs:
-            request = self._waiting.peek()
+            request = step.current = self._waiting.peek()
             start = find_start(self._kv, request)
             num_tokens = self._chunk(request.num_tokens - start.num_computed_tokens, step)
             if num_tokens == 0:
@@ -370,10 +443,10 @@ class Scheduler:
         """Move an admitted request to running and count the admission."""
         take_start(self._kv, request, start)
         if request.scheduled_time == 0.0:
-            request.scheduled_time = time.monotonic()
             if request.group is None or self._groups.admitted(request.group, start.num_computed_tokens):
                 request.num_cached_tokens = start.num_computed_tokens
                 self._num_prompt_tokens += request.num_prompt_tokens
+            request.scheduled_time = time.monotonic()
         if start.looked_up:
             self._num_prefix_queries += request.num_prompt_tokens
             self._num_prefix_hits += min(start.num_computed_tokens, request.num_prompt_tokens)
@@ -401,15 +474,20 @@ class Scheduler:
         self._running.remove(victim)
         self._kv.free(victim)
         self._released.append(victim.request_id)
-        victim.num_computed_when_preempted = victim.num_computed_tokens
-        victim.num_computed_tokens = 0
-        victim.num_preemptions += 1
-        victim.status = RequestStatus.WAITING
+        self._send_back(victim)
         self._waiting.add(victim)
-        self._num_preemptions += 1
 
-    def _take_in_flight(self, output: SchedulerOutput, result: ModelRunnerOutput) -> list[Request]:
-        if self._in_flight is None or self._in_flight[0] is not output:
+    def _send_back(self, request: Request) -> None:
+        """A request that has lost its blocks waits, and counts the preemption if it was running."""
+        if request.status is not RequestStatus.WAITING:
+            request.num_computed_when_preempted = min(request.num_computed_tokens, request.num_tokens - 1)
+            request.num_preemptions += 1
+            self._num_preemptions += 1
+            request.status = RequestStatus.WAITING
+        request.num_computed_tokens = 0
+
+    def _check_in_flight(self, output: SchedulerOutput, result: ModelRunnerOutput) -> list[Request]:
+        if self._in_flight is None or self._in_flight[0] is not output or self._journal:
             raise RuntimeError("update() called with an output that is not the last step's")
         if result.request_ids != output.request_ids or len(result.sampled_token_ids) != len(output.request_ids):
             raise RuntimeError(f"the runner answered for {result.request_ids}, scheduled were {output.request_ids}")
@@ -422,7 +500,6 @@ class Scheduler:
                 if request.request_id in result.failed:
                     continue
                 raise RuntimeError(f"the runner sampled {sampled} for {request.request_id}, due were {int(due)} tokens")
-        self._in_flight = None
         return requests
 
     def _append(

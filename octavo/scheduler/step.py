@@ -16,6 +16,7 @@ class Step:
         "_new_requests",
         "_num_computed",
         "_num_scheduled",
+        "current",
         "num_decoders",
         "preempted",
         "requests",
@@ -31,6 +32,8 @@ class Step:
         """Running requests that have, and so may need one more block at any time."""
         self.preempted = False
         self.requests: list[Request] = []
+        self.current: Request | None = None
+        """The one that is being looked at."""
         self._num_scheduled: list[int] = []
         self._num_computed: list[int] = []
         self._new_requests: list[NewRequest] = []

@@ -6,10 +6,9 @@ None only, so a template can neither change nor reach anything of the caller's.
 
 import json
 from collections.abc import Mapping, Sequence
-from reprlib import repr as short_repr
 from typing import Any
 
-from octavo.errors import InvalidInput
+from octavo.errors import InvalidInput, short_repr
 from octavo.protocol.checks import is_encodable
 from octavo.tokenization.chat_template_analysis import Traits
 
@@ -19,6 +18,9 @@ MAX_DEPTH = 100
 """Levels of lists and dicts inside one another."""
 _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 """Names for what a model thought before it answered; templates read the first, some the second."""
+
+_SAYS_SOMETHING = frozenset({"content", "tool_calls", "function_call", "tool_responses", *_REASONING_NAMES})
+"""A message has at least one of these keys."""
 
 
 def check_messages(messages: object, traits: Traits) -> list[Message]:
@@ -89,6 +91,10 @@ def _check_message(message: object, where: str, traits: Traits) -> Message:
     role = checked.get("role")
     if not isinstance(role, str) or not role:
         raise InvalidInput(f"{where} has role={role!r}; it must be a text such as 'system', 'user' or 'assistant'")
+    if not checked.keys() & _SAYS_SOMETHING:
+        raise InvalidInput(
+            f"{where} has no 'content', its keys are {short_repr(sorted(checked))}; give content, '' if none"
+        )
     content = _check_content(checked.get("content"), f"{where}.content", traits)
     checked = {key: value for key, value in checked.items() if value is not None}
     checked["content"] = content

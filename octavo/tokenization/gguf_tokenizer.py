@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from octavo.errors import InvalidInput
+from octavo.errors import InvalidInput, printable, short_repr
 from octavo.logging import get_logger
 from octavo.tokenization.pre_tokenizers import BPE_KINDS, BPEKind
 
@@ -47,7 +47,7 @@ def build_tokenizer(metadata: Mapping[str, object], source: str) -> GGUFVocabula
     model = reader.get("model", str, "none")
     if model not in _BUILDERS:
         raise InvalidInput(
-            f"{source} has a tokenizer of model {model!r}; only {', '.join(_BUILDERS)} are known: "
+            f"{source} has a tokenizer of model {short_repr(model)}; only {', '.join(_BUILDERS)} are known: "
             "give a tokenizer.json with tokenizer="
         )
     tokens = reader.list("tokens", str)
@@ -94,10 +94,12 @@ class _Metadata:
         value = self._metadata.get(f"tokenizer.ggml.{name}_token_id")
         if value is None or (isinstance(value, int) and 0 <= value < num_tokens):
             return value
-        raise InvalidInput(f"{self.source}: the {name} token has id {value!r}, but there are {num_tokens} tokens")
+        raise InvalidInput(
+            f"{self.source}: the {name} token has id {short_repr(value)}, but there are {num_tokens} tokens"
+        )
 
     def _wrong(self, key: str, value: object, wanted: str) -> InvalidInput:
-        found = "is missing" if value is None else f"is {str(value)[:40]!r}"
+        found = "is missing" if value is None else f"is {short_repr(value)}"
         return InvalidInput(f"{self.source}: metadata tokenizer.ggml.{key} {found}, it must be {wanted}")
 
 
@@ -125,8 +127,9 @@ def _byte_level_bpe(vocabulary: _Vocabulary) -> _Pipeline:
     merges = [merge.partition(" ")[::2] for merge in vocabulary.reader.list("merges", str)]
     try:
         model = models.BPE(vocabulary.ids, merges, ignore_merges=kind.ignore_merges)
-    except Exception as error:
-        raise InvalidInput(f"{vocabulary.reader.source}: the merge list does not fit the tokens: {error}") from error
+    except Exception as error:  # bare, as the library raises it
+        reason = printable(str(error))
+        raise InvalidInput(f"{vocabulary.reader.source}: the merge list does not fit the tokens: {reason}") from error
     backend = Tokenizer(model)
     if kind.nfc:
         backend.normalizer = normalizers.NFC()
@@ -142,7 +145,7 @@ def _bpe_kind(reader: _Metadata) -> BPEKind:
     kind = BPE_KINDS.get(name or "default")
     if kind is None:
         raise InvalidInput(
-            f"{reader.source} has a pre-tokenizer of kind {name!r}, which is not known (known: "
+            f"{reader.source} has a pre-tokenizer of kind {short_repr(name)}, which is not known (known: "
             f"{', '.join(sorted(BPE_KINDS))}); give the model's tokenizer.json with tokenizer="
         )
     return kind

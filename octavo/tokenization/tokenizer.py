@@ -4,13 +4,14 @@
 """
 
 import json
+import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
-from octavo.errors import InvalidInput
+from octavo.errors import InvalidInput, printable, short_repr
 from octavo.gguf_file import GGUFFile
 from octavo.tokenization.gguf_tokenizer import WORD_START, build_tokenizer
 
@@ -24,6 +25,8 @@ _GGUF_NAMES = {
     "mask_token": "mask",
 }
 """Special tokens with a name of their own -> their name in GGUF keys."""
+_WRONG_FORM = (AttributeError, KeyError, TypeError, ValueError, OverflowError)
+_ANY_TEXT = "Hello, 1 world"
 
 
 class Tokenizer:
@@ -37,6 +40,7 @@ class Tokenizer:
         special_tokens: text by name (`bos_token`, ...), as chat templates call them; the names of `bos_token_id` and
             `eos_token_ids` are added.
         vocab_size: highest id + 1; None: found from the backend.
+        source: where it came from, for messages.
     """
 
     def __init__(
@@ -48,10 +52,12 @@ class Tokenizer:
         chat_templates: Mapping[str, str] | None = None,
         special_tokens: Mapping[str, str] | None = None,
         vocab_size: int | None = None,
+        source: str = "the tokenizer",
     ) -> None:
         backend.no_truncation()
         backend.no_padding()
         self.backend = backend
+        self.source = source
         self.bos_token_id = bos_token_id
         self.eos_token_ids = tuple(eos_token_ids)
         self.chat_templates = dict(chat_templates or {})
@@ -83,25 +89,41 @@ class Tokenizer:
             add_special_tokens: put begin- and end-of-sequence tokens around it where the model wants them.
 
         Raises:
-            InvalidInput: `text` has a lone surrogate, so it is no Unicode text.
+            InvalidInput: `text` has a lone surrogate, so it is no Unicode text; or the tokenizer has no tokens for it.
         """
         try:
             # the batch call lets other threads run meanwhile, `encode` does not
             return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except TypeError as error:
             raise _no_text(text) from error
+        except BaseException as error:
+            if not is_backend_error(error):
+                raise
+            raise InvalidInput(
+                f"{self.source} cannot encode the text: {printable(str(error))}; give another with tokenizer="
+            ) from error
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of `ids` as a whole. Ids outside the vocabulary add nothing."""
-        return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        return self._decode(ids, skip_special_tokens)
 
     def decode_token(self, token_id: int) -> str:
         """Text of one token as it reads inside a text: a leading space is kept, special tokens are shown."""
-        text = self.backend.decode([token_id], skip_special_tokens=False)
+        text = self._decode([token_id], skip_special_tokens=False)
         token = self.backend.id_to_token(token_id)
         if token is not None and token.startswith(WORD_START) and not text.startswith((" ", WORD_START)):
             return f" {text}"
         return text
+
+    def _decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        try:
+            return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        except BaseException as error:
+            if not is_backend_error(error):
+                raise
+            raise InvalidInput(
+                f"{self.source} cannot decode tokens: {printable(str(error))}; give another with tokenizer="
+            ) from error
 
     def apply_chat_template(
         self,
@@ -147,6 +169,23 @@ def load_tokenizer(path: Path) -> Tokenizer:
     Raises:
         InvalidInput: there is no tokenizer, or it cannot be read.
     """
+    try:
+        tokenizer = _load(path)
+    except OSError as error:
+        raise InvalidInput(
+            f"tokenizer file {str(error.filename or path)!r} cannot be read: {error.strerror or error}; check the file"
+        ) from error
+    _try_out(tokenizer)
+    return tokenizer
+
+
+def is_backend_error(error: BaseException) -> bool:
+    """Whether the tokenizers library raised it: a bare Exception, or a panic, which is not even one of those."""
+    kind = type(error)
+    return kind is Exception or (kind.__name__ == "PanicException" and kind.__module__ == "pyo3_runtime")
+
+
+def _load(path: Path) -> Tokenizer:
     if path.is_dir():
         return _load_folder(path, path / "tokenizer.json")
     if not path.is_file():
@@ -156,9 +195,23 @@ def load_tokenizer(path: Path) -> Tokenizer:
     return _load_folder(path.parent, path)
 
 
+def _try_out(tokenizer: Tokenizer) -> None:
+    """Encode and decode something. A part that contradicts itself panics with every text; an unknown token is none."""
+    try:
+        tokenizer.decode(tokenizer.encode(_ANY_TEXT))
+    except InvalidInput as refusal:
+        if type(refusal.__cause__) is not Exception:
+            raise
+
+
 def _load_gguf(path: Path) -> Tokenizer:
     metadata = GGUFFile(path).metadata
-    vocabulary = build_tokenizer(metadata, str(path))
+    try:
+        vocabulary = build_tokenizer(metadata, str(path))
+    except BaseException as error:
+        if not is_backend_error(error):
+            raise
+        raise InvalidInput(f"{path}: no tokenizer can be made of its metadata: {printable(str(error))}") from error
     return Tokenizer(
         vocabulary.backend,
         bos_token_id=vocabulary.bos_token_id,
@@ -166,6 +219,7 @@ def _load_gguf(path: Path) -> Tokenizer:
         chat_templates=vocabulary.chat_templates,
         special_tokens=_named_tokens(metadata, vocabulary.backend),
         vocab_size=vocabulary.vocab_size,
+        source=str(path),
     )
 
 
@@ -176,43 +230,66 @@ def _load_folder(folder: Path, file: Path) -> Tokenizer:
         )
     try:
         backend = tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:
-        raise InvalidInput(f"{file} is no tokenizer of the tokenizers library: {error}; get the file again") from error
+    except BaseException as error:
+        if not (isinstance(error, Exception) or is_backend_error(error)):
+            raise
+        raise InvalidInput(
+            f"{file} is no tokenizer of the tokenizers library: {printable(str(error))}; get the file again"
+        ) from error
     config = {**_read_json(folder / "special_tokens_map.json"), **_read_json(folder / "tokenizer_config.json")}
     try:
-        return _configured(backend, config, folder)
+        return _configured(backend, config, file)
     except InvalidInput:
         raise
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except BaseException as error:
+        if not (isinstance(error, _WRONG_FORM) or is_backend_error(error)):
+            raise
         raise InvalidInput(
-            f"tokenizer_config.json or chat_template.jinja in {folder} is not of the expected form: {error!r}; "
+            f"tokenizer_config.json or chat_template.jinja in {folder} is not of the expected form: "
+            f"{short_repr(error, 200)}; "
             "get the files again"
         ) from error
 
 
-def _configured(backend: tokenizers.Tokenizer, config: Mapping[str, object], folder: Path) -> Tokenizer:
-    _add_configured_tokens(backend, config, folder)
+def _configured(backend: tokenizers.Tokenizer, config: Mapping[str, object], file: Path) -> Tokenizer:
+    _add_configured_tokens(backend, config, file.parent)
     bos_id, eos_id = (_token_id(backend, config.get(key)) for key in ("bos_token", "eos_token"))
     return Tokenizer(
         backend,
         bos_token_id=bos_id,
         eos_token_ids=() if eos_id is None else (eos_id,),
-        chat_templates=_chat_templates(folder, config.get("chat_template")),
+        chat_templates=_chat_templates(file.parent, config.get("chat_template")),
         special_tokens={name: text for name in _GGUF_NAMES if (text := _token_text(config.get(name)))},
+        source=str(file),
     )
 
 
 def _read_json(file: Path) -> dict[str, object]:
     """An absent file is an empty dict."""
-    if not file.is_file():
+    text = _read_text(file)
+    if text is None:
         return {}
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise InvalidInput(f"{file} is not JSON: {error}; get the file again") from error
     if not isinstance(content, dict):
         raise InvalidInput(f"{file} holds a {type(content).__name__}, it must be an object; get the file again")
     return content
+
+
+def _read_text(file: Path) -> str | None:
+    """None if there is no such file. Only regular files are opened: reading a pipe may never end."""
+    try:
+        if not stat.S_ISREG(file.stat().st_mode):
+            raise InvalidInput(f"{file} is no regular file; put the model's own file there, or remove it")
+        return file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise InvalidInput(f"{file} cannot be read: {error.strerror or error}; check the file") from error
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"{file} is not UTF-8 text: {error}; get the file again") from error
 
 
 def _add_configured_tokens(backend: tokenizers.Tokenizer, config: Mapping[str, object], folder: Path) -> None:
@@ -227,8 +304,8 @@ def _add_configured_tokens(backend: tokenizers.Tokenizer, config: Mapping[str, o
         backend.add_tokens([tokenizers.AddedToken(content, special=special, **options)])
         if backend.token_to_id(content) != token_id:
             raise InvalidInput(
-                f"{folder / 'tokenizer_config.json'} gives token {content!r} the id {token_id}, but tokenizer.json "
-                f"makes it {backend.token_to_id(content)}; the two files do not belong together"
+                f"{folder / 'tokenizer_config.json'} gives token {short_repr(content)} the id {token_id}, "
+                f"but tokenizer.json makes it {backend.token_to_id(content)}; the two files do not belong together"
             )
 
 
@@ -263,17 +340,18 @@ def _chat_templates(folder: Path, configured: object) -> dict[str, str]:
         templates = {str(entry["name"]): str(entry["template"]) for entry in configured}
         if len(templates) == 1:
             templates = {"default": next(iter(templates.values()))}
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        templates["default"] = file.read_text(encoding="utf-8")
-    for file in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        templates[file.stem] = file.read_text(encoding="utf-8")
+    default = folder / "chat_template.jinja"
+    named = sorted((folder / "additional_chat_templates").glob("*.jinja"))
+    for name, file in (("default", default), *((file.stem, file) for file in named)):
+        text = _read_text(file)
+        if text is not None:
+            templates[name] = text
     return templates
 
 
 def _no_text(text: object) -> InvalidInput:
     if not isinstance(text, str):
-        return InvalidInput(f"prompt {text!r} is a {type(text).__name__}, it must be a string")
+        return InvalidInput(f"prompt {short_repr(text)} is a {type(text).__name__}, it must be a string")
     place = next((i for i, character in enumerate(text) if "\ud800" <= character <= "\udfff"), 0)
     return InvalidInput(
         f"prompt has a lone surrogate ({text[place : place + 1]!a}) at character {place}, which is no Unicode text; "

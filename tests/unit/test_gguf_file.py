@@ -1,6 +1,8 @@
 """The GGUF header reader: same answers as the gguf package, and a file cut anywhere is refused with its size."""
 
+import os
 import struct
+import time
 
 import gguf
 import numpy as np
@@ -134,3 +136,22 @@ def test_a_string_that_is_not_utf8_is_refused_with_its_key(path, tmp_path):
     file = GGUFFile(broken)
     with pytest.raises(InvalidInput, match="metadata text is not UTF-8"):
         file.metadata["text"]
+
+
+@pytest.mark.parametrize(
+    ("head", "said"),
+    [
+        (struct.pack("<IQQ", 3, 2**29, 0), "tensor '' is there twice"),
+        (struct.pack("<IQQ", 3, 0, 2**29), "metadata  is there twice"),
+        (struct.pack("<IQQQ", 3, 0, 1, 1) + b"k" + struct.pack("<IIQ", 9, 8, 2**40), "ends inside its header"),
+    ],
+    ids=["tensors", "values", "strings"],
+)
+def test_a_count_over_zeros_is_refused_at_once(tmp_path, head, said):
+    path = tmp_path / "zeros.gguf"
+    path.write_bytes(b"GGUF" + head)
+    os.truncate(path, 100_000_000)
+    started = time.monotonic()
+    with pytest.raises(InvalidInput, match=said):
+        GGUFFile(path)
+    assert time.monotonic() - started < 1

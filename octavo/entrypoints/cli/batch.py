@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from octavo.engine.input_processor import Prompt
 from octavo.entrypoints.cli.batch_file import BatchFiles, InputLine, write_answer
-from octavo.errors import InvalidInput
+from octavo.errors import InvalidInput, short_repr
 from octavo.protocol.outputs import CompletionOutput, Logprob, RequestOutput
 from octavo.protocol.sampling_params import RequestOutputKind, SamplingParams
 from octavo.tokenization.chat import encode_chat
@@ -155,7 +155,7 @@ def _read_object(data: bytes) -> dict[str, Any]:
 def _read_id(fields: dict[str, Any], number: int) -> str | int:
     line_id = fields.get("id", number)
     if isinstance(line_id, bool) or not isinstance(line_id, (str, int)):
-        raise InvalidInput(f"id={line_id!r} must be a text or an integer")
+        raise InvalidInput(f"id={short_repr(line_id)} must be a text or an integer")
     return line_id
 
 
@@ -188,7 +188,7 @@ def _unknown_field(key: str) -> InvalidInput:
         return InvalidInput(f"the line has {key}, which a file cannot give; leave it out")
     near = difflib.get_close_matches(key, (*_OWN_KEYS, *SAMPLING_KEYS), n=1)
     hint = f"did you mean {near[0]!r}?" if near else "leave it out"
-    return InvalidInput(f"the line has the unknown field {key[:100]!r}; {hint}")
+    return InvalidInput(f"the line has the unknown field {short_repr(key)}; {hint}")
 
 
 def describe_output(line_id: str | int, output: RequestOutput, return_token_ids: bool) -> dict[str, Any]:

@@ -54,22 +54,25 @@ class BatchFiles:
         """Lines that the output file answered already."""
         self.num_lines: int | None = None
         """Lines that are not blank; None for a stream."""
-        if source != STANDARD_STREAM and not Path(source).exists():
-            raise InvalidInput(f"--input {source!r} does not exist; give a file of JSON lines, or - for stdin")
         try:
+            self._check_source()
+            self._check_target()
             self._read_answers()
             if source != STANDARD_STREAM and Path(source).is_file():
                 with open(source, "rb") as stream:
                     self.num_lines = sum(1 for _ in self._number(stream))
         except OSError as error:
-            raise InvalidInput(f"cannot use {error.filename!r}: {error.strerror}") from error
+            raise InvalidInput(f"cannot use {error.filename or source!r}: {error.strerror or error}") from error
 
     def lines(self) -> Iterator[InputLine]:
         """The lines that are not answered yet, as they are read. Blank ones are passed over."""
-        with self._open_source() as stream:
-            for line, answered in self._number(stream):
-                if not answered:
-                    yield line
+        try:
+            with self._open_source() as stream:
+                for line, answered in self._number(stream):
+                    if not answered:
+                        yield line
+        except OSError as error:
+            raise InvalidInput(f"cannot read --input {self.source!r}: {error.strerror or error}") from error
 
     def open_target(self) -> BinaryIO:
         """For appending answers."""
@@ -85,6 +88,28 @@ class BatchFiles:
             # Of our own: a thread may still be reading it when the interpreter closes sys.stdin.
             return os.fdopen(os.dup(sys.stdin.fileno()), "rb")
         return open(self.source, "rb")
+
+    def _check_source(self) -> None:
+        if self.source == STANDARD_STREAM:
+            return
+        if not Path(self.source).exists():
+            raise InvalidInput(f"--input {self.source!r} does not exist; give a file of JSON lines, or - for stdin")
+        if Path(self.source).is_dir():
+            raise InvalidInput(f"--input {self.source!r} is a folder; give a file of JSON lines, or - for stdin")
+        if not os.access(self.source, os.R_OK):
+            raise InvalidInput(f"--input {self.source!r} may not be read; check its permissions")
+
+    def _check_target(self) -> None:
+        """What can be told without creating it."""
+        path = Path(self.target)
+        if self.target == STANDARD_STREAM:
+            return
+        if path.is_dir():
+            raise InvalidInput(f"cannot write to --output {self.target!r}: it is a folder; give a file")
+        if not path.parent.is_dir():
+            raise InvalidInput(f"cannot write to --output {self.target!r}: there is no folder {str(path.parent)!r}")
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise InvalidInput(f"cannot write to --output {self.target!r}: check the permissions")
 
     def _number(self, stream: BinaryIO) -> Iterator[tuple[InputLine, bool]]:
         """Each line that is not blank, and whether it is answered."""

@@ -21,7 +21,7 @@ from octavo.config.engine_args import EngineArgs
 from octavo.config.options import make_engine_args
 from octavo.entrypoints.cli.generate import SamplingFlags
 from octavo.entrypoints.interrupt import deferred_interrupt
-from octavo.errors import InvalidInput
+from octavo.errors import InvalidInput, short_repr
 from octavo.protocol.outputs import CompletionOutput
 from octavo.protocol.sampling_params import RequestOutputKind, SamplingParams
 from octavo.tokenization.chat import encode_chat, find_chat_template
@@ -77,7 +77,7 @@ def _check_shown(params: SamplingParams) -> None:
     usual = SamplingParams()
     for name in _NOT_IN_CHAT:
         if (value := getattr(params, name)) != getattr(usual, name):
-            raise InvalidInput(f"{name}={value!r} has no meaning in a chat, which shows the text of one answer")
+            raise InvalidInput(f"{name}={short_repr(value)} has no meaning in a chat: it shows the text of one answer")
 
 
 class Chat:
@@ -194,7 +194,7 @@ class Chat:
         usual = SamplingParams()
         values = {name: getattr(self._params, name) for name in self._params.__struct_fields__}
         shown = [n for n, value in values.items() if n in _ALWAYS_SHOWN or value != getattr(usual, n)]
-        _say(", ".join(f"{name}={values[name]!r}" for name in shown))
+        _say(", ".join(f"{name}={short_repr(values[name], 200)}" for name in shown))
 
     def _help(self, rest: str) -> None:
         """/help                    show this"""
@@ -253,7 +253,7 @@ def _say(text: str) -> None:
 
 def _refuse_rest(name: str, rest: str) -> None:
     if rest:
-        raise InvalidInput(f"/{name} takes nothing after it, but {rest!r} was given")
+        raise InvalidInput(f"/{name} takes nothing after it, but {short_repr(rest)} was given")
 
 
 def _parse_params(text: str) -> dict[str, Any]:
@@ -265,7 +265,7 @@ def _parse_params(text: str) -> dict[str, Any]:
         if not equals or name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]}?" if near else "write /params temperature=0.5 max_tokens=100"
-            raise InvalidInput(f"{pair!r} sets no sampling parameter; {hint}")
+            raise InvalidInput(f"{short_repr(pair)} sets no sampling parameter; {hint}")
         values[name] = _parse_value(value)
     return values
 

@@ -1,13 +1,13 @@
 """The `octavo` command. A command's module is imported only when it is called: help must be there at once."""
 
-import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from typing import NamedTuple
 
 from octavo import __version__
-from octavo.errors import EngineDeadError, InvalidInput
+from octavo.entrypoints.cli.streams import complain, discard_unwritten, mend_streams, terminable
+from octavo.errors import EngineDeadError, InvalidInput, short_repr
 
 
 class Command(NamedTuple):
@@ -27,8 +27,30 @@ EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit status: 0, 1 (failed), 2 (refused), 130 (interrupted)."""
-    name, *rest = (sys.argv[1:] if argv is None else list(argv)) or ["--help"]
+    """Run one command and return the exit status: 0, 1 (failed), 2 (refused), 130 (interrupted).
+
+    Raises:
+        SystemExit: of 143 when terminated (SIGTERM); or help was shown or an option could not be read.
+    """
+    mend_streams()
+    try:
+        with terminable():
+            try:
+                return _run(sys.argv[1:] if argv is None else argv)
+            finally:
+                sys.stdout.flush()
+    except OSError as error:
+        if error.filename is not None:  # not of a stream that was open
+            raise
+        if not isinstance(error, BrokenPipeError):  # a reader that has had enough needs no telling
+            complain(f"input or output failed: {error.strerror or error}")
+        return EXIT_FAILURE
+    finally:
+        discard_unwritten()
+
+
+def _run(argv: Sequence[str]) -> int:
+    name, *rest = argv or ["--help"]
     if name in ("-h", "--help", "help"):
         print(_help())
         return 0
@@ -36,20 +58,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"octavo {__version__}")
         return 0
     if name not in COMMANDS:
-        return _complain(f"there is no command {name!r}; the commands are {', '.join(COMMANDS)} (see octavo --help)")
+        complain(f"there is no command {short_repr(name)}; the commands are {', '.join(COMMANDS)} (see octavo --help)")
+        return EXIT_USAGE
     try:
         import_module(COMMANDS[name].module).run(rest)
-        sys.stdout.flush()
     except InvalidInput as error:
-        return _complain(str(error))
+        complain(str(error))
+        return EXIT_USAGE
     except EngineDeadError as error:
-        _complain(str(error))
+        complain(str(error))
         return EXIT_FAILURE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except BrokenPipeError:  # the reader of our output has had enough; the interpreter must not try to flush again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_FAILURE
     return 0
 
 
@@ -60,12 +80,6 @@ def _help() -> str:
         f"usage: octavo COMMAND [OPTIONS]\n\nA serving engine for large language models.\n\ncommands:\n{rows}\n\n"
         "octavo COMMAND --help shows a command's options; octavo --version the version."
     )
-
-
-def _complain(message: str) -> int:
-    """One paragraph on stderr."""
-    print(f"octavo: {' '.join(message.split())}", file=sys.stderr)
-    return EXIT_USAGE
 
 
 if __name__ == "__main__":

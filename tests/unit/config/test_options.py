@@ -155,3 +155,34 @@ def test_without_chunks_the_budget_holds_the_longest_prompt():
 
 def test_a_budget_below_the_number_of_sequences_is_fine():
     assert make_engine_args(max_num_seqs=64, max_num_batched_tokens=8).max_num_batched_tokens == 8
+
+
+class Hostile:
+    def __repr__(self):
+        raise RuntimeError("no")
+
+    __fspath__ = __index__ = __repr__
+
+    def __eq__(self, other):
+        raise RuntimeError("no")
+
+    __hash__ = None
+
+
+HARD_TO_SHOW = [10**5000, -(10**5000), Hostile(), np.eye(50)]
+
+
+@pytest.mark.parametrize("value", HARD_TO_SHOW, ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize("name", [*(field.name for field in dataclasses.fields(EngineArgs)), *NOT_BUILT])
+def test_whatever_is_given_the_refusal_is_short_and_names_the_option(name, value):
+    with pytest.raises(InvalidInput, match=f"^{name}") as refusal:
+        make_engine_args(**{name: value})
+    assert len(str(refusal.value)) < 300
+    assert str(refusal.value).isprintable()
+
+
+@pytest.mark.parametrize("text", ["9" * 5000, "9" * 400 + ".5TB", "x" * 200_000])
+def test_an_amount_of_memory_that_is_a_long_text_is_refused(text):
+    with pytest.raises(InvalidInput, match=r"^kv_cache_memory=") as refusal:
+        make_engine_args(kv_cache_memory=text)
+    assert len(str(refusal.value)) < 300

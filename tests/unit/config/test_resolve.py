@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -224,3 +225,28 @@ def test_every_other_option_arrives_where_it_belongs():
     assert (config.seed, config.log_stats, config.worker.platform) == (11, False, "reference")
     assert config.model is MODEL
     assert config.load.path == Path("m.gguf")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_num_seqs": 10**400},
+        {"max_num_batched_tokens": 10**400},
+        {"max_num_seqs": 10**400, "num_kv_blocks": 2**31 - 1},
+        {"kv_cache_memory": 2**60},
+    ],
+    ids=str,
+)
+def test_sums_beyond_any_float_are_refused_in_one_sentence_or_bounded(options):
+    try:
+        config = plan(**options)
+    except InvalidInput as refusal:
+        assert len(str(refusal)) < 500
+    else:
+        assert config.memory.total <= config.memory.limit
+
+
+def test_a_model_beyond_any_float_is_refused_with_the_sum():
+    model = replace(MODEL, hidden_size=2**40, num_layers=2**40, intermediate_size=2**40, vocab_size=2**40)
+    with pytest.raises(InvalidInput, match=r"no room for a KV cache: weights 2\*\*120 B"):
+        plan(model=model, weights=dict.fromkeys(WEIGHTS, 2**120))

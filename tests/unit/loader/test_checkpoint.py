@@ -2,6 +2,9 @@
 
 import json
 import logging
+import os
+import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -151,12 +154,75 @@ def test_a_half_downloaded_gguf_is_refused_with_both_sizes(tmp_path, write_gguf)
         open_checkpoint(path)
 
 
-def test_a_config_that_does_not_fit_the_weights_is_refused_when_they_load(tmp_path):
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"num_key_value_heads": 4}, r"k_proj.weight has shape \(32, 64\), the model needs \(64, 64\)"),
+        ({"intermediate_size": 10**9}, r"gate_proj.weight has shape \(96, 64\), the model needs \(1000000000, 64\)"),
+        ({"hidden_size": 10**9}, r"embed_tokens.weight has shape \(259, 64\), the model needs \(259, 1000000000\)"),
+        ({"vocab_size": 260}, r"embed_tokens.weight has shape \(259, 64\), the model needs \(260, 64\)"),
+        ({"num_hidden_layers": 3}, r"the first is model.layers.2.\S+: .* 30 tensors, the weights hold 21"),
+        ({"num_hidden_layers": 2**40}, r"the first is model.layers.2.\S+: .* 9895604649987 tensors"),
+        ({"attention_bias": True}, r"the first is model.layers.0.self_attn.q_proj.bias"),
+    ],
+)
+def test_a_config_that_the_weights_contradict_is_refused_at_once_by_tensor(tmp_path, change, said):
     folder = write_model(tmp_path / "llama")
-    (folder / "config.json").write_text(json.dumps({**LLAMA, "num_key_value_heads": 4}))
-    checkpoint = open_checkpoint(folder)
-    with pytest.raises(InvalidInput, match="do not belong together"):
-        load_weights(build(checkpoint.config).slots(), checkpoint.tensors(), str(folder))
+    (folder / "config.json").write_text(json.dumps({**LLAMA, **change}))
+    started = time.monotonic()
+    with pytest.raises(InvalidInput, match=said):
+        open_checkpoint(folder)
+    assert time.monotonic() - started < 1
+
+
+def test_a_gguf_header_that_contradicts_its_tensors_is_refused_when_it_is_opened(write_gguf):
+    for key, value, said in [
+        ("llama.feed_forward_length", 10**9, r"gate_proj.weight has shape \(96, 64\)"),
+        ("llama.block_count", 2**32 - 1, "the first is model.layers.2."),
+    ]:
+        path = write_gguf(LLAMA, random_weights(LLAMA), metadata={key: value})
+        with pytest.raises(InvalidInput, match=said):
+            open_checkpoint(path)
+
+
+def test_dummy_weights_of_any_depth_are_counted_without_naming_them(tmp_path):
+    shallow, deep = (
+        open_checkpoint(write_model(tmp_path / str(n), num_hidden_layers=n), "dummy", seed=0) for n in (1, 2)
+    )
+    (tmp_path / "1" / "config.json").write_text(json.dumps({**LLAMA, "num_hidden_layers": 2**40}))
+    endless = open_checkpoint(tmp_path / "1", "dummy")
+    assert deep.num_weights() == sum(tensor.numel() for _, tensor in deep.tensors())
+    layer = deep.num_weights() - shallow.num_weights()
+    assert endless.num_weights() - shallow.num_weights() == (2**40 - 1) * layer
+
+
+@pytest.mark.parametrize("place", ["config.json", "generation_config.json", "model.safetensors", "model.gguf"])
+@pytest.mark.parametrize("kind", ["a pipe", "a device", "a folder"])
+def test_what_is_no_regular_file_is_refused_by_name_and_never_waited_for(tmp_path, place, kind):
+    folder = write_model(tmp_path / "llama")
+    path = folder / place
+    path.unlink(missing_ok=True)
+    {"a pipe": os.mkfifo, "a device": lambda p: p.symlink_to("/dev/zero"), "a folder": os.mkdir}[kind](path)
+    opened = path if place == "model.gguf" and kind != "a folder" else folder
+    if place == "model.gguf" and kind == "a folder":
+        opened, said = path, "config.json is missing"
+    else:
+        said = rf"{place} cannot be read: it is {kind}, not a regular file"
+    with pytest.raises(InvalidInput, match=said):
+        open_checkpoint(opened)
+
+
+def test_what_the_system_will_not_read_is_one_sentence(tmp_path):
+    folder = write_model(tmp_path / "llama")
+    for path in (Path("/proc/self/mem"), Path("x" * 3000), Path("a\0b")):
+        with pytest.raises(InvalidInput, match="cannot be read") as refusal:
+            open_checkpoint(path)
+        assert len(str(refusal.value)) < 400
+    for place in ("generation_config.json", "config.json"):
+        (folder / place).unlink(missing_ok=True)
+        (folder / place).symlink_to(place)
+        with pytest.raises(InvalidInput, match=f"{place} cannot be read: Too many levels"):
+            open_checkpoint(folder)
 
 
 @pytest.mark.parametrize(

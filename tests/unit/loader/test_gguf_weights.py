@@ -173,11 +173,18 @@ def test_a_tensor_that_is_not_known_keeps_its_name(write_gguf):
     assert extra.keys() <= tensors.keys()
 
 
-def test_query_rows_that_are_no_heads_are_left_to_the_loader(write_gguf):
+def test_query_rows_that_are_no_heads_are_refused_with_their_shape(write_gguf):
     weights = random_weights(LLAMA)
     del weights["model.layers.0.self_attn.q_proj.weight"]
     path = write_gguf(LLAMA, weights, tensors={"blk.0.attn_q.weight": np.ones((63, 64), np.float32)})
-    assert dict(open_checkpoint(path).tensors())["model.layers.0.self_attn.q_proj.weight"].shape == (63, 64)
+    with pytest.raises(InvalidInput, match=r"q_proj.weight has shape \(63, 64\), the model needs \(64, 64\)"):
+        open_checkpoint(path)
+
+
+def test_unknown_tensors_beside_the_queries_keep_their_rows(write_gguf):
+    odd = {"blk.0.attn_q.strange": np.ones((63, 64), np.float32)}
+    tensors = dict(open_checkpoint(write_gguf(LLAMA, random_weights(LLAMA), tensors=odd)).tensors())
+    assert tensors["model.layers.0.self_attn.q_proj.strange"].shape == (63, 64)
 
 
 def test_names():

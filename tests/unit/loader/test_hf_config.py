@@ -211,3 +211,51 @@ def test_a_config_that_is_no_json_object_is_refused_by_file_name(tmp_path, text)
     (tmp_path / "config.json").write_text(text, encoding="latin-1")
     with pytest.raises(InvalidInput, match=r"config\.json"):
         read_hf_config(tmp_path)
+
+
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim",
+         "max_position_embeddings", "num_key_value_heads", "sliding_window")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("value", [1e308, 10**400, 2**40 + 1, float("inf"), float("nan")])
+def test_a_size_no_model_has_is_refused_by_the_fields_name_in_one_sentence(read, name, value):
+    with pytest.raises(InvalidInput, match=rf"config.json: {name} is .*it must be an integer of at") as refusal:
+        read(MISTRAL, **{name: value})
+    assert len(str(refusal.value)) < 400
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"type": "linear", "factor": 2},
+        {"type": "yarn", "original_max_position_embeddings": 3},
+        {"type": "yarn", "factor": 2},
+        {"type": "dynamic", "factor": 2},
+    ],
+    ids=str,
+)
+def test_endless_positions_are_refused_with_every_stretch(read, scaling):
+    with pytest.raises(InvalidInput, match="max_position_embeddings is"):
+        read(BASE, rope_scaling=scaling, max_position_embeddings=10**400)
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0**20 + 1, 1e299, 10**400])
+def test_a_stretch_out_of_range_is_refused(read, factor):
+    with pytest.raises(InvalidInput, match=r"factor is .*it must be a number of at least"):
+        read(BASE, rope_scaling={"type": "linear", "factor": factor})
+
+
+def test_a_window_by_layer_needs_no_list_as_long_as_the_layers(read):
+    window = {"use_sliding_window": True, "sliding_window": 16, "num_hidden_layers": 2**40}
+    assert read(QWEN2, **window, max_window_layers=0).sliding_window == 16
+    assert read(QWEN2, **window, max_window_layers=2**40).sliding_window is None
+    with pytest.raises(InvalidInput, match="some layers only"):
+        read(QWEN2, **window, max_window_layers=5)
+
+
+def test_values_too_long_for_a_sentence_are_cut(read):
+    for changes in ({"architectures": ["a" * 100_000]}, {"hidden_size": [1] * 100_000}, {"hidden_act": "a" * 100_000}):
+        with pytest.raises(InvalidInput) as refusal:
+            read(BASE, **changes)
+        assert len(str(refusal.value)) < 800

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
+from tiny_models import write_model
 
 from octavo.errors import InvalidInput
 from octavo.loader import pull as module
@@ -214,11 +215,21 @@ def test_a_local_path_is_returned_as_it_is(cache, tmp_path, no_pip, monkeypatch,
     path.mkdir() if kind == "folder" else path.write_bytes(b"")
     assert find_model(str(path)) == path
     assert find_model("org/model") == Path("org/model")
+
+
+def test_pull_checks_that_a_local_path_holds_a_model(cache, tmp_path, no_pip):
+    write_model(tmp_path / "org" / "model")
     assert pull("org/model") == Path("org/model")
+    (tmp_path / "org" / "model" / "config.json").unlink()
+    with pytest.raises(InvalidInput, match=r"org/model .*config\.json is missing"):
+        pull("org/model")
+    (tmp_path / "text").write_text("no model")
+    with pytest.raises(InvalidInput, match="text"):
+        pull("./text")
 
 
 def test_a_local_path_comes_before_an_alias(cache, tmp_path, no_pip):
-    (tmp_path / "tiny").mkdir()
+    write_model(tmp_path / "tiny")
     assert find_model("tiny") == Path("tiny")
     assert pull("tiny") == Path("tiny")
 

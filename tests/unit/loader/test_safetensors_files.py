@@ -168,7 +168,53 @@ def test_places_that_do_not_fit_the_shape_are_refused_before_anything_is_read(tm
     header = {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}
     write_raw(tmp_path / "model.safetensors", header, b"1234")
     with pytest.raises(InvalidInput, match=r"model.safetensors is not readable"):
-        list(SafetensorsFiles(tmp_path).tensors())
+        SafetensorsFiles(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"shape": [float("inf"), 1]},
+        {"shape": [1e308, 1]},
+        {"shape": [-1, -1]},
+        {"shape": [True]},
+        {"shape": [1.0]},
+        {"shape": "1"},
+        {"shape": [1] * 65},
+        {"data_offsets": [0, float("inf")]},
+        {"data_offsets": [float("nan"), 4]},
+        {"data_offsets": [-4, 0]},
+        {"data_offsets": [0]},
+        {"data_offsets": [0, 4, 8]},
+    ],
+    ids=str,
+)
+def test_sizes_that_are_no_whole_numbers_are_no_header(tmp_path, entry):
+    whole = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+    write_raw(tmp_path / "model.safetensors", {"a": {**whole, **entry}}, b"1234")
+    with pytest.raises(InvalidInput, match="not a safetensors header"):
+        SafetensorsFiles(tmp_path)
+
+
+@pytest.mark.parametrize("entry", [{"shape": [10**300, 64]}, {"shape": [2**62] * 3}, {"data_offsets": [8, 4]}], ids=str)
+def test_sizes_that_do_not_fit_the_place_are_refused_with_the_tensor(tmp_path, entry):
+    whole = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+    write_raw(tmp_path / "model.safetensors", {"a": {**whole, **entry}}, b"1234")
+    with pytest.raises(InvalidInput, match="its header gives a the shape") as refusal:
+        SafetensorsFiles(tmp_path)
+    assert len(str(refusal.value)) < 500
+
+
+@pytest.mark.parametrize("name", ["b" * 3000, "ü" * 200, "a\0", "\ud800", "..", "../a", "", 3])
+def test_an_index_that_names_what_cannot_be_a_file_is_refused_in_one_sentence(folder, name):
+    shard(folder)
+    index = folder / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    content["weight_map"]["model.norm.weight"] = name
+    index.write_text(json.dumps(content))
+    with pytest.raises(InvalidInput, match=r"no file name of this folder|cannot be read") as refusal:
+        open_checkpoint(folder)
+    assert len(str(refusal.value)) < 700
 
 
 def test_quantised_tensors_are_refused_by_name_and_dtype(folder):

@@ -220,3 +220,23 @@ def test_clone_validates_what_was_changed_since():
 def test_only_temperature_zero_is_greedy():
     assert SamplingParams(temperature=0).is_greedy
     assert not SamplingParams(temperature=1e-6).is_greedy
+
+
+class Hostile:
+    def __repr__(self):
+        raise RuntimeError("no")
+
+    __float__ = __index__ = __repr__
+
+
+@pytest.mark.parametrize(
+    "value", [-(10**5000), "x" * 200_000, Hostile(), [Hostile()], "a\n\0"], ids=lambda v: type(v).__name__
+)
+@pytest.mark.parametrize(
+    "name", [n for n in SamplingParams.__struct_fields__ if n not in ("extra_args", "stop", "stop_regex")]
+)
+def test_whatever_is_given_the_refusal_is_short_and_names_the_field(name, value):
+    with pytest.raises(InvalidInput, match=f"^{name}=") as refusal:
+        SamplingParams(**{name: value})
+    assert len(str(refusal.value)) < 300
+    assert str(refusal.value).isprintable()

@@ -301,7 +301,7 @@ class World:
 
     def _lose(self, step: SchedulerOutput) -> None:
         computed = {request.request_id: request.num_computed_tokens for request in self.running()}
-        self.scheduler.preempt_all()
+        self.scheduler.recover()
         for request_id, num_computed in computed.items():
             self._preempted(request_id, num_computed)
         assert self.scheduler.num_running == 0

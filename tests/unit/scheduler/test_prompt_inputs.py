@@ -54,14 +54,16 @@ def test_chunks_computed_again_after_a_failed_step_take_the_place_of_the_old_one
 
 
 def test_a_request_preempted_after_its_first_token_does_not_compute_them_again_and_may_use_the_cache():
-    world = make_world(num_blocks=40, budget=64)
+    world = make_world(num_blocks=40, budget=60)
+    world.add("before", prompt(60))
     known = world.add("a", prompt(60), prompt_logprobs=3)
-    world.step()
+    world.step_until(lambda: known.output)
     world.step(lose="unseen")
+    world.step()
     world.step()
     (new,) = world.last_step.new_requests
     assert new.sampling_params.prompt_logprobs is None
-    assert world.last_step.num_computed_tokens == [48]
+    assert world.last_step.num_computed_tokens == [60, 48]
     world.drain()
     assert known.message.sampling_params.prompt_logprobs == 3, "what the user gave is left alone"
 
@@ -97,7 +99,7 @@ def test_embeddings_and_bad_words_pass_through_whenever_a_request_gets_a_row():
     )  # fmt: skip
     world.scheduler.add_request(message)
     steps = [world.scheduler.schedule()]
-    world.scheduler.preempt_all()
+    world.scheduler.recover()
     steps.append(world.scheduler.schedule())
     for step in steps:
         first, second = step.new_requests

@@ -247,7 +247,7 @@ class TestWholeFile:
             build({"general.architecture": "llama"})
 
     def test_a_value_of_the_wrong_type_is_refused_by_key(self):
-        with pytest.raises(InvalidInput, match=r"tokenizer\.ggml\.tokens is '5', it must be a list of str"):
+        with pytest.raises(InvalidInput, match=r"tokenizer\.ggml\.tokens is 5, it must be a list of str"):
             build(byte_level() | {"tokenizer.ggml.tokens": 5})
 
     def test_templates_keep_their_names(self):

@@ -352,7 +352,7 @@ def test_error_while_computing_leaves_what_was_answered(folder, monkeypatch):
         (["--output", "x", "a prompt"], "for the lines of --input"),
         (["--return-token-ids", "a prompt"], "for the lines of --input"),
         (["--input", os.devnull, "--output", "no/such/folder/out"], "cannot write to --output"),
-        (["--input", ".", "--output", "."], "same file"),
+        (["--input", ".", "--output", "."], "--input '.' is a folder"),
         (["--input", os.devnull, "--top-p", "5"], "top_p=5"),
     ],
 )
