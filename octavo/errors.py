@@ -34,6 +34,21 @@ def short_repr(value: object, limit: int = 60) -> str:
         return printable(f"<{type(value).__name__}>", limit)
 
 
+def describe(error: BaseException, limit: int = 500) -> str:
+    """Type and text of an exception for a message: one printable line that can be encoded. Never raises."""
+    name = type(error).__name__
+    try:
+        text = str(error)
+        return printable(f"{name}: {text}" if text else name, limit)
+    except BaseException:  # `__str__` may be a user's code, and raise whatever it likes
+        return printable(f"{name} (its text cannot be had)", limit)
+
+
+def encodable(text: str) -> str:
+    """`text` with lone surrogates escaped, and all else as it is."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def printable(text: str, limit: int = 200) -> str:
     """`text` with control characters and lone surrogates escaped; of a long one the two ends, `limit` characters."""
     text = _middle_out(text, limit)

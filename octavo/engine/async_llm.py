@@ -4,7 +4,6 @@ Nothing of the engine refers to an AsyncLLM but its own streams: one that is for
 """
 
 import asyncio
-import copy
 import math
 import threading
 import weakref
@@ -21,6 +20,7 @@ from octavo.engine.assemble import encode_config, make_front_end
 from octavo.engine.core_client import SocketClient
 from octavo.engine.input_processor import Prompt
 from octavo.engine.stream_hub import PromptMaker, StreamHub
+from octavo.engine.tokenizer_thread import TokenizerThread
 from octavo.errors import InvalidInput
 from octavo.protocol.core_messages import CoreMethod
 from octavo.protocol.outputs import RequestOutput
@@ -74,7 +74,7 @@ class AsyncLLM:
         self.config = front_end.config
         self._tokenizer = front_end.tokenizer
         self._input_processor = front_end.input_processor
-        self._tokenizer_thread = ThreadPoolExecutor(1, thread_name_prefix="octavo-tokenizer")
+        self._tokenizer_thread = TokenizerThread()
         self._hub = StreamHub(front_end, is_core_elsewhere=core == "process")
         self._client = self._hub.client = SocketClient(
             self._hub, kind=core, heartbeat_timeout=heartbeat_timeout, step_timeout=step_timeout
@@ -106,8 +106,7 @@ class AsyncLLM:
             EngineDeadError: the core is gone.
             RuntimeError: the step that computed this request failed; the engine lives on.
         """
-        params = copy.copy(sampling_params)  # the caller may change it before the stream begins
-        return self._read(request_id, lambda: (prompt, None), params, priority)
+        return self._read(request_id, lambda: (prompt, None), _own_copy(sampling_params), priority)
 
     def chat(
         self,
@@ -131,7 +130,7 @@ class AsyncLLM:
             text = render_chat(tokenizer, messages, **template_options)
             return {"prompt_token_ids": encode_rendered(tokenizer, text), "cache_salt": cache_salt}, text
 
-        return self._read(request_id, render, copy.copy(sampling_params), priority)
+        return self._read(request_id, render, _own_copy(sampling_params), priority)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End every live request of this id or these ids; unknown ids are ignored.
@@ -231,14 +230,15 @@ class AsyncLLM:
         await self.shutdown()
 
     async def _read(
-        self, user_id: str | None, make_prompt: PromptMaker, params: SamplingParams | None, priority: int
+        self, user_id: str | None, make_prompt: PromptMaker, params: SamplingParams | Exception | None, priority: int
     ) -> AsyncGenerator[RequestOutput, None]:
         """Submit a request and hand out what comes; whatever ends this, the request ends with it."""
+        if isinstance(params, Exception):
+            raise params
         stream = self._hub.open(user_id)
         try:
-            await asyncio.get_running_loop().run_in_executor(
-                self._tokenizer_thread, self._hub.submit, stream, make_prompt, params, priority
-            )
+            submitted = self._tokenizer_thread.submit(self._hub.submit, stream, make_prompt, params, priority)
+            await asyncio.wrap_future(submitted)
             while True:
                 output = await stream.next()
                 yield output
@@ -251,12 +251,22 @@ class AsyncLLM:
         return await asyncio.wrap_future(self._client.call(method))
 
 
-def _close(client: SocketClient, tokenizer_thread: ThreadPoolExecutor) -> None:
-    client.close()
-    tokenizer_thread.shutdown()
+def _own_copy(params: SamplingParams | None) -> SamplingParams | Exception | None:
+    """Of parameters that the caller may change before the stream begins; or the refusal that the stream is to raise."""
+    try:
+        return params.clone() if isinstance(params, SamplingParams) else params
+    except Exception as error:
+        return error
 
 
-def _finalize(client: SocketClient, tokenizer_thread: ThreadPoolExecutor) -> None:
+def _close(client: SocketClient, tokenizer_thread: TokenizerThread) -> None:
+    try:
+        client.close()
+    finally:
+        tokenizer_thread.close()
+
+
+def _finalize(client: SocketClient, tokenizer_thread: TokenizerThread) -> None:
     """Close an engine that was forgotten. Should one of its own threads find that out, it must not wait for itself."""
     if threading.current_thread() is threading.main_thread():
         _close(client, tokenizer_thread)

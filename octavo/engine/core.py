@@ -50,10 +50,9 @@ class EngineCore:
         If anything fails, the step never was: no request has got a token or ended by it. All are computed anew, so that
         the accounts stay right and the engine usable. Then the failure is raised.
         """
-        if not self.has_unfinished_requests():
-            return []
+        unfinished = self.has_unfinished_requests()
         self.failed_request_ids = []
-        return self._whole(self._step)
+        return self._whole(self._step) if unfinished else []
 
     def reset_prefix_cache(self) -> bool:
         """Forget every cached block. False, and nothing changes, while requests hold blocks."""

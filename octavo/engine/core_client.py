@@ -14,8 +14,8 @@ import zmq
 
 from octavo.engine.core import EngineCore
 from octavo.engine.core_launcher import CoreLauncher, CoreProcess, CoreThread
-from octavo.engine.core_server import bind, connect, describe, send
-from octavo.errors import EngineDeadError, InvalidInput
+from octavo.engine.core_server import bind, connect, send
+from octavo.errors import EngineDeadError, InvalidInput, describe
 from octavo.logging import get_logger
 from octavo.protocol.core_messages import (
     CallResult,

@@ -19,7 +19,7 @@ import zmq
 
 from octavo.engine.assemble import decode_config, make_core
 from octavo.engine.core import EngineCore
-from octavo.errors import InvalidInput
+from octavo.errors import InvalidInput, describe, encodable
 from octavo.logging import get_logger
 from octavo.protocol.core_messages import (
     AbortRequests,
@@ -151,7 +151,7 @@ class CoreServer:
 
     def _fail(self, request_id: str, error: Exception) -> None:
         refused = isinstance(error, InvalidInput)
-        message = str(error) if refused else f"the engine failed on this request: {describe(error)}"
+        message = encodable(str(error)) if refused else f"the engine failed on this request: {describe(error)}"
         self._failures.append(RequestFailure(request_id=request_id, message=message, is_invalid_input=refused))
 
     def _say_last_words(self, error: Exception, started: bool) -> None:
@@ -159,7 +159,7 @@ class CoreServer:
         if not refused:
             logger.exception("The engine core %s", "failed" if started else "could not be started")
         what = "the engine core failed" if started else "the engine core could not be started"
-        message = str(error) if refused else f"{what}: {describe(error)}"
+        message = encodable(str(error)) if refused else f"{what}: {describe(error)}"
         self._send(EngineFailed(message=message, is_invalid_input=refused))
         deadline = time.monotonic() + LAST_WORDS_SECONDS
         while (left := deadline - time.monotonic()) > 0:
@@ -234,11 +234,6 @@ def bind(context: Context, address: str) -> "zmq.Socket[bytes]":
     return socket
 
 
-def describe(error: BaseException) -> str:
-    """Type and text of an exception, in one line."""
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-
-
 def _answer(core: EngineCore, call_id: int, method: CoreMethod) -> CallResult:
     match method:
         case CoreMethod.STATS:
@@ -249,5 +244,5 @@ def _answer(core: EngineCore, call_id: int, method: CoreMethod) -> CallResult:
             try:
                 core.audit()
             except AssertionError as error:
-                return CallResult(call_id=call_id, error=str(error))
+                return CallResult(call_id=call_id, error=encodable(str(error)))
             return CallResult(call_id=call_id)

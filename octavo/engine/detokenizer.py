@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from tokenizers.decoders import DecodeStream
 
-from octavo.engine.stop_search import StopSearch
+from octavo.engine.stop_search import SearchBudget, StopSearch
 from octavo.protocol.sampling_params import SamplingParams
 from octavo.tokenization.tokenizer import Tokenizer
 
@@ -30,14 +30,21 @@ class IncrementalDetokenizer:
         tokenizer: decodes.
         prompt_token_ids: what precedes the output. Its text is not part of `text`.
         params: the fields about text and stops are used.
+        budget: time for the stop expressions, shared by the samples of a request. None: one of its own.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        budget: SearchBudget | None = None,
+    ) -> None:
         self.text = ""
         """Everything decoded so far, cut where a stop string or expression was found."""
         self.num_tokens = 0
         """Output tokens taken in, up to the one that completed a stop."""
-        self._stops = StopSearch(params)
+        self._stops = StopSearch(params, budget)
         self._min_tokens = params.min_tokens
         self._keeps_stop = params.include_stop_str_in_output
         self._ended = False

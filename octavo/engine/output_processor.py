@@ -7,6 +7,7 @@ What holds: a request's outputs depend on its own tokens alone, and it ends here
 from collections.abc import Iterable
 
 from octavo.engine.sample_state import DecodedTokens, SampleState, read_logprobs
+from octavo.engine.stop_search import SearchBudget
 from octavo.errors import InvalidInput
 from octavo.protocol.messages import EngineCoreOutput, EngineCoreRequest, TokenLogprobs, sample_request_ids
 from octavo.protocol.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
@@ -121,8 +122,9 @@ class _RequestState:
         params = request.sampling_params
         self.request_id = request.request_id
         self._decoded = decoded if params.detokenize else None
+        budget = SearchBudget()
         self.samples = {
-            sample_id: SampleState(request, index, tokenizer, self._decoded)
+            sample_id: SampleState(request, index, tokenizer, self._decoded, budget)
             for index, sample_id in enumerate(sample_request_ids(request.request_id, params.n))
         }
         """By the id under which the core knows them, in order."""

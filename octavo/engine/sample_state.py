@@ -5,7 +5,7 @@ beyond; and no list handed out is changed afterwards.
 """
 
 from octavo.engine.detokenizer import IncrementalDetokenizer
-from octavo.engine.stop_search import SearchTimeout
+from octavo.engine.stop_search import SearchBudget, SearchTimeout
 from octavo.protocol.messages import EngineCoreOutput, EngineCoreRequest, FinishReason, RequestTimings, TokenLogprobs
 from octavo.protocol.outputs import CompletionOutput, Logprob
 from octavo.tokenization.tokenizer import Tokenizer
@@ -37,10 +37,16 @@ class SampleState:
 
     Args:
         decoded: texts of tokens for the log-probabilities; None: without.
+        budget: time for the stop expressions of all samples of the request.
     """
 
     def __init__(
-        self, request: EngineCoreRequest, index: int, tokenizer: Tokenizer, decoded: DecodedTokens | None
+        self,
+        request: EngineCoreRequest,
+        index: int,
+        tokenizer: Tokenizer,
+        decoded: DecodedTokens | None,
+        budget: SearchBudget,
     ) -> None:
         params = request.sampling_params
         self.finish_reason: FinishReason | None = None
@@ -50,7 +56,7 @@ class SampleState:
         self._index = index
         self._stop_reason: int | str | None = None
         known = request.prompt_token_ids if request.prompt_embeds is None else []
-        self._detokenizer = IncrementalDetokenizer(tokenizer, known, params) if params.detokenize else None
+        self._detokenizer = IncrementalDetokenizer(tokenizer, known, params, budget) if params.detokenize else None
         self._decoded = decoded
         self._token_ids: list[int] = []
         self._logprobs: list[dict[int, Logprob]] | None = None if params.logprobs is None else []

@@ -6,16 +6,24 @@ What always holds:
 - the work per piece of text depends on the stops and on what is held back, not on the length of the text.
 """
 
+import time
 from typing import Any, NamedTuple
 
 import regex
 
+from octavo.errors import printable
 from octavo.protocol.sampling_params import SamplingParams
 
 LOOK_BACK = 8192
 """Characters a match of a regular expression may span; a longer one is not found. Bounds work and held-back text."""
 TIME_LIMIT = 1.0
-"""Seconds one search may take. Only expressions that backtrack without end reach it."""
+"""Seconds of computing that all searches of one request may take together, beyond what is free. Only expressions that
+backtrack without end reach it."""
+FREE_TIME = 0.001
+"""Seconds of computing that are free whenever text is added to a sample: an honest search takes microseconds, and a
+long answer has many."""
+SHORT_SEARCH = 0.005
+"""Seconds after which a search begins anew without keeping every other thread from running."""
 
 
 class Stop(NamedTuple):
@@ -28,16 +36,64 @@ class Stop(NamedTuple):
 
 
 class SearchTimeout(Exception):
-    """A regular expression took longer than TIME_LIMIT."""
+    """The regular expressions of a request took longer than TIME_LIMIT."""
+
+
+class SearchBudget:
+    """The time that the searches of one request have left; its samples share it. Once used up, it stays so.
+
+    Counted is the time this thread computes, so that a busy machine ends nobody's request.
+    """
+
+    def __init__(self) -> None:
+        self._left = TIME_LIMIT
+        self._free = 0.0
+        self._reason = ""
+
+    def renew_free_time(self) -> None:
+        """Text has been added. Raises SearchTimeout if the budget has been used up."""
+        if self._reason:
+            raise SearchTimeout(self._reason)
+        self._free = FREE_TIME
+
+    def search(self, compiled: Any, text: str, start: int, partial: bool) -> Any:
+        """The first match from `start` on; with `partial` also one that the end of the text cuts off.
+
+        Raises:
+            SearchTimeout: the budget is used up.
+        """
+        started = time.thread_time()
+        try:
+            match = self._search(compiled, text, start, partial)
+        except TimeoutError:
+            self._left = 0.0
+        else:
+            seconds = time.thread_time() - started
+            self._left -= max(0.0, seconds - self._free)
+            self._free = max(0.0, self._free - seconds)
+        if self._left <= 0:
+            shown = printable(repr(compiled.pattern))
+            self._reason = f"stop_regex={shown} takes more than {TIME_LIMIT:g} s of the request's time to search"
+            raise SearchTimeout(self._reason)
+        return match
+
+    def _search(self, compiled: Any, text: str, start: int, partial: bool) -> Any:
+        """The library's time limit counts what all threads compute meanwhile; that makes the second try stricter."""
+        try:
+            return compiled.search(text, start, partial=partial, timeout=min(SHORT_SEARCH, self._left))
+        except TimeoutError:
+            return compiled.search(text, start, partial=partial, timeout=self._left, concurrent=True)
 
 
 class StopSearch:
     """The stops of one request. `find` is to be called with the text after every piece that is added to it."""
 
-    def __init__(self, params: SamplingParams) -> None:
+    def __init__(self, params: SamplingParams, budget: SearchBudget | None = None) -> None:
+        """`budget`: of the request this is a sample of. None: one of its own."""
+        self._budget = SearchBudget() if budget is None else budget
         self._strings = tuple(params.stop or ())
         self._longest = max(map(len, self._strings), default=0)
-        self._expressions = [_Expression(pattern) for pattern in params.stop_regex or ()]
+        self._expressions = [_Expression(pattern, self._budget) for pattern in params.stop_regex or ()]
         self._keeps_stop = params.include_stop_str_in_output
 
     def find(self, text: str, new_from: int, counts: bool) -> Stop | None:
@@ -47,8 +103,10 @@ class StopSearch:
             counts: False while the request may not end yet; what is found then is passed over for good.
 
         Raises:
-            SearchTimeout: an expression takes too long.
+            SearchTimeout: the expressions of the request take too long.
         """
+        if self._expressions:
+            self._budget.renew_free_time()
         found = [stop for expression in self._expressions if (stop := expression.find(text, counts)) is not None]
         if counts:
             found += self._find_strings(text, new_from)
@@ -75,8 +133,9 @@ class StopSearch:
 class _Expression:
     """One regular expression, and where in the text a match of it may still begin."""
 
-    def __init__(self, pattern: str) -> None:
+    def __init__(self, pattern: str, budget: SearchBudget) -> None:
         self._pattern = pattern
+        self._budget = budget
         self._compiled = regex.compile(pattern)
         self.first_start = 0
         """No match found from now on begins before this position."""
@@ -93,11 +152,7 @@ class _Expression:
         return None
 
     def _search(self, text: str, partial: bool) -> Any:
-        """The first match from `first_start` on; with `partial` also one that the end of the text cuts off."""
-        try:
-            return self._compiled.search(text, self.first_start, partial=partial, timeout=TIME_LIMIT)
-        except TimeoutError:
-            raise SearchTimeout(f"stop_regex={self._pattern!r} takes more than {TIME_LIMIT:g} s to search") from None
+        return self._budget.search(self._compiled, text, self.first_start, partial)
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -6,6 +6,7 @@ that raises or returns something else than logits ends its own request and touch
 """
 
 import inspect
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from copy import deepcopy
@@ -15,7 +16,7 @@ from importlib import import_module
 import torch
 from torch import Tensor
 
-from octavo.errors import InvalidInput
+from octavo.errors import InvalidInput, describe, printable
 from octavo.protocol.sampling_params import SamplingParams
 
 
@@ -50,9 +51,11 @@ def load_logits_processor(path: str) -> type[LogitsProcessor]:
     module, _, name = path.partition(":")
     try:
         found = reduce(getattr, name.split("."), import_module(module))
-    except Exception as error:  # an import runs code of any kind
+    except BaseException as error:  # an import runs code of any kind, `sys.exit()` too
+        if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+            raise  # only there it may be a real Ctrl-C
         raise InvalidInput(
-            f"logits_processors={path!r} cannot be imported ({type(error).__name__}: {error}); "
+            f"logits_processors={path!r} cannot be imported ({describe(error)}); "
             'name an importable class as "package.module:Class"'
         ) from error
     if not (isinstance(found, type) and issubclass(found, LogitsProcessor)) or inspect.isabstract(found):
@@ -68,7 +71,12 @@ class ProcessorFailure(Exception):
 
 
 class ProcessorChain:
-    """The logits processors of one request, in the order of its list."""
+    """The logits processors of one request, in the order of its list.
+
+    Whatever their code raises ends that request only, `SystemExit` and `KeyboardInterrupt` too: these are then the
+    processor's own. A real Ctrl-C does not arrive here as an exception: a core's process ignores the signal, Python
+    raises in no thread but the main one, and there an offline LLM puts it off until the step is done.
+    """
 
     def __init__(self, params: SamplingParams, prompt_token_ids: Sequence[int]) -> None:
         """Build `params.logits_processors`.
@@ -78,10 +86,11 @@ class ProcessorChain:
         """
         self._processors: list[tuple[str, LogitsProcessor]] = []
         for path in params.logits_processors or ():
+            # Each gets its own copies: what one changes in them is no other's business.
+            own_params, own_prompt = deepcopy(params), list(prompt_token_ids)
             try:
-                # Each gets its own copies: what one changes in them is no other's business.
-                processor = load_logits_processor(path)(deepcopy(params), list(prompt_token_ids))
-            except Exception as error:
+                processor = load_logits_processor(path)(own_params, own_prompt)
+            except BaseException as error:
                 raise _failure(path, error) from error
             self._processors.append((path, processor))
 
@@ -92,8 +101,13 @@ class ProcessorChain:
             ProcessorFailure: a processor raised, or returned something that is not logits [V].
         """
         for path, processor in self._processors:
+            own_output, own_logits = list(output_token_ids), logits.clone()
             try:
-                logits = _checked(processor(list(output_token_ids), logits.clone()), logits)
+                result = processor(own_output, own_logits)
+            except BaseException as error:
+                raise _failure(path, error) from error
+            try:
+                logits = _checked(result, logits)
             except Exception as error:
                 raise _failure(path, error) from error
         return logits
@@ -109,5 +123,5 @@ def _checked(result: object, logits: Tensor) -> Tensor:
     return result
 
 
-def _failure(path: str, error: Exception) -> ProcessorFailure:
-    return ProcessorFailure(f"logits processor {path} failed: {type(error).__name__}: {error}")
+def _failure(path: str, error: BaseException) -> ProcessorFailure:
+    return ProcessorFailure(f"logits processor {printable(path)} failed: {describe(error)}")

@@ -174,7 +174,7 @@ class Scheduler:
             Anything else: the update is half-done; only `recover` may follow.
         """
         requests = self._check_in_flight(output, result)
-        self._journal.open(requests, self._num_generated_tokens)
+        self._journal.open(requests, output, result, self._num_generated_tokens)
         self._num_steps += 1
         now = time.monotonic()
         outputs = self._end_failed(requests, result.failed) if result.failed else []
@@ -209,7 +209,7 @@ class Scheduler:
             The requests that were being scheduled, or were computed by the step: all live, and waiting.
         """
         failed = self._requests_in_step()
-        if self._journal:
+        if self._journal.is_open:
             self._num_generated_tokens = self._journal.num_generated_tokens
         for request in self._journal.take_back():
             self._requests[request.request_id] = request
@@ -236,7 +236,7 @@ class Scheduler:
     def _requests_in_step(self) -> list[Request]:
         if self._in_flight is not None and self._in_flight[1]:
             return self._in_flight[1]
-        if self._journal:
+        if self._journal.is_open:
             return self._journal.requests
         if self._assembled is None:
             return []
@@ -377,13 +377,15 @@ class Scheduler:
         for request in decoders:
             if step.token_budget == 0:
                 return
-            step.current = request
             if request.status is not RequestStatus.RUNNING:
                 continue
             if request.num_computed_tokens % block_size:
                 step.add(request, 1)
-            elif self._make_room(request, step):
+                continue
+            step.current = request
+            if self._make_room(request, step):
                 step.add(request, 1, self._grow(request, 1, step))
+            step.current = None
 
     def _make_room(self, request: Request, step: Step) -> bool:
         """See that one block is there for `request`: give up holds, then preempt. False: it was itself preempted."""
@@ -487,7 +489,7 @@ class Scheduler:
         request.num_computed_tokens = 0
 
     def _check_in_flight(self, output: SchedulerOutput, result: ModelRunnerOutput) -> list[Request]:
-        if self._in_flight is None or self._in_flight[0] is not output or self._journal:
+        if self._in_flight is None or self._in_flight[0] is not output or self._journal.is_open:
             raise RuntimeError("update() called with an output that is not the last step's")
         if result.request_ids != output.request_ids or len(result.sampled_token_ids) != len(output.request_ids):
             raise RuntimeError(f"the runner answered for {result.request_ids}, scheduled were {output.request_ids}")
@@ -517,6 +519,7 @@ class Scheduler:
 
     def _note_first_token(self, request: Request, now: float) -> list[TokenLogprobs] | None:
         """The prompt is computed: other samples may start from it. Returns its log-probabilities, if asked for."""
+        self._journal.first_token(request)
         request.first_token_time = now
         prompt_logprobs = request.take_prompt_logprobs()
         if request.group is not None and self._groups.prompt_computed(request):

@@ -33,7 +33,7 @@ class Step:
         self.preempted = False
         self.requests: list[Request] = []
         self.current: Request | None = None
-        """The one that is being looked at."""
+        """The one that is being looked at, where more is done than to add it."""
         self._num_scheduled: list[int] = []
         self._num_computed: list[int] = []
         self._new_requests: list[NewRequest] = []

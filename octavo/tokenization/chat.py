@@ -4,12 +4,13 @@ What holds: the ids of a conversation are those of its rendered text with nothin
 begin-of-sequence token itself where the model wants one, so it is there once.
 """
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from octavo.errors import InvalidInput
+from octavo.errors import InvalidInput, printable, short_repr
 from octavo.logging import get_logger
 from octavo.tokenization.chat_messages import Message, check_dicts, check_messages, plain
 from octavo.tokenization.chat_template import ChatTemplate, compile_template
@@ -131,11 +132,11 @@ def _read_template(chat_template: str | Path, templates: Mapping[str, str]) -> s
         raise InvalidInput(f"chat_template={chat_template!r} must be a Jinja text, a file, or a template's name")
     try:
         return Path(chat_template).expanduser().read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         named = f"the model's templates ({', '.join(sorted(templates))})" if templates else "the model's templates"
         raise InvalidInput(
-            f"chat_template={str(chat_template)[:200]!r} is no Jinja text, none of {named}, and no file that can be "
-            f"read: {error}"
+            f"chat_template={short_repr(str(chat_template), 200)} is no Jinja text, none of {named}, and no file that "
+            f"can be read: {printable(str(error))}"
         ) from error
 
 
@@ -167,17 +168,38 @@ def _render_open(template: ChatTemplate, messages: list[Message], variables: Map
     Where that is, a mark at the end of the content shows. It is no white space, so a template that strips contents
     keeps the white space before it: in the whole message, too, that will stand inside.
     """
-    mark = "OpenEnd"
-    while mark in template.source:
-        mark += "X"
+    mark = _absent_mark(template.source, messages, variables)
     rendered = template.render({"messages": [*messages[:-1], _with_mark(messages[-1], mark)], **variables})
-    end = rendered.rfind(mark)
-    if end < 0:
+    count = rendered.count(mark)
+    if count == 0:
         raise InvalidInput(
             "continue_final_message=True, but the chat template leaves out the end of the last message "
             f"(role {messages[-1]['role']!r}); ask for a new answer instead"
         )
-    return rendered[:end]
+    if count > 1:
+        raise InvalidInput(
+            "continue_final_message=True, but the chat template writes the end of the last message "
+            f"(role {messages[-1]['role']!r}) {count} times; ask for a new answer instead"
+        )
+    return rendered.partition(mark)[0]
+
+
+def _absent_mark(source: str, messages: list[Message], variables: Mapping[str, Any]) -> str:
+    """A text that occurs nowhere in what the rendering is made of, and cannot overlap itself."""
+    texts = [source, *_texts([messages, variables])]
+    longest = max((len(run) for text in texts for run in re.findall("OpenEnd(X*)", text)), default=0)
+    return "OpenEnd" + "X" * (longest + 1)
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Every text in plain data, keys too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _texts([*value, *value.values()])
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _texts(item)
 
 
 def _with_mark(message: Message, mark: str) -> Message:

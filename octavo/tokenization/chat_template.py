@@ -3,7 +3,7 @@
 The environment is the one templates are written for (that of the transformers library): blocks are trimmed, loops have
 `break` and `continue`, `tojson` does not escape HTML, and there are `raise_exception`, `strftime_now` and the block
 `{% generation %}`. What holds: a template reads what it is given and nothing else, it changes nothing, and it ends:
-loops and recursion are counted, texts that grow without bound are cut off. One operation may still be slow or large;
+loops and recursion are counted, texts and numbers are bounded. One operation may still be slow or large;
 a template is no place for code of somebody who means harm. Every failure of a template is an InvalidInput.
 """
 
@@ -24,26 +24,27 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-from octavo.errors import InvalidInput
+from octavo.errors import InvalidInput, printable, short_repr
 from octavo.tokenization.chat_template_analysis import Traits, find_traits
+from octavo.tokenization.chat_template_limits import (
+    MAX_TEXT,
+    TooMuch,
+    bounded_filters,
+    check_binop,
+    check_format,
+    check_method,
+    check_shown,
+    check_size,
+)
 
 MAX_STEPS = 3_000_000
 """Steps of one rendering at most, about a second. A round of a loop is one; honest templates take a few thousand."""
-MAX_TEXT = 64_000_000
-"""Characters of one text, or items of one list, that a template may build."""
-MAX_ITEMS = 1_000_000
-"""Items of a list or dict that is written out, with those of the lists and dicts in it."""
 _STEPS_PER_CALL = 10
 """Steps that a call of a macro counts for."""
 _TEXT_PER_STEP = 64
 """Literal text in the body of a loop counts as one more step for each so many characters."""
 
-_SEQUENCES, _CONTAINERS = (str, list, tuple), (list, tuple, dict)
 _steps_left: ContextVar[list[int]] = ContextVar("steps_left")
-
-
-class _TooMuch(TemplateError):
-    """The template does more than any conversation needs."""
 
 
 class _GenerationBlock(jinja2.ext.Extension):
@@ -102,21 +103,22 @@ def _literals(node: nodes.Node) -> Iterator[nodes.TemplateData]:
 class _Sandbox(ImmutableSandboxedEnvironment):
     """The environment of every chat template."""
 
-    intercepted_binops = frozenset(("+", "*", "**", "%"))
+    intercepted_binops = frozenset(("+", "-", "*", "**", "%"))
 
     def __init__(self) -> None:
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=[jinja2.ext.loopcontrols, _GenerationBlock],
-            finalize=_check_shown,
+            finalize=check_shown,
             cache_size=0,
         )
+        self.filters.update(bounded_filters())
         self.filters["tojson"] = _to_json
         self.filters["count_steps"] = _count_steps
-        self.filters["check_size"] = _check_size
-        self.filters["check_shown"] = _check_shown
-        self.filters["string"] = lambda value: str(_check_shown(value))
+        self.filters["check_size"] = check_size
+        self.filters["check_shown"] = check_shown
+        self.filters["string"] = lambda value: str(check_shown(value))
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _strftime_now
         del self.globals["lipsum"]
@@ -126,14 +128,25 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         """Any call in a template. The names avoid those of keyword arguments in it."""
-        return _check_size(super().call(__context, __obj, *args, **kwargs))
+        check_method(__obj, args, kwargs)
+        return check_size(super().call(__context, __obj, *args, **kwargs))
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """`format` and `format_map` of a text, bounded; None for anything else."""
+        formats = super().wrap_str_format(value)
+        if formats is None:
+            return None
+
+        def bounded(*args: Any, **kwargs: Any) -> str:
+            mapped = args[0].values() if value.__name__ == "format_map" and args else args
+            check_format(value.__self__, [*mapped, *kwargs.values()])
+            return formats(*args, **kwargs)
+
+        return bounded
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        if operator == "*":
-            _check_product(left, right)
-        elif operator == "**" and not (abs(left) < 2**64 and abs(right) < 64):
-            raise _TooMuch(f"it computes {left!r} ** {right!r}")
-        return _check_size(super().call_binop(context, operator, left, right))
+        check_binop(operator, left, right)
+        return check_size(super().call_binop(context, operator, left, right))
 
 
 @pass_context  # so that it is not taken for a constant
@@ -141,34 +154,7 @@ def _count_steps(context: Context, cost: int) -> None:
     left = _steps_left.get()
     left[0] -= abs(cost)
     if left[0] < 0:
-        raise _TooMuch(f"it takes more than {MAX_STEPS} steps; it loops without end or over far too much")
-
-
-def _check_size(value: Any) -> Any:
-    if isinstance(value, _SEQUENCES) and len(value) > MAX_TEXT:
-        raise _TooMuch(f"it builds a text or list of {len(value)}, more than {MAX_TEXT}")
-    return value
-
-
-def _check_shown(value: Any) -> Any:
-    """Before a value is written out: a list that holds another twice, and so on, is small until then."""
-    if not isinstance(value, _CONTAINERS):
-        return _check_size(value)
-    waiting, count = [value], 0
-    while waiting:
-        container = waiting.pop()
-        items = container.values() if isinstance(container, dict) else container
-        count += len(items)
-        if count > MAX_ITEMS:
-            raise _TooMuch(f"it writes out a list or dict of more than {MAX_ITEMS} items")
-        waiting += [item for item in items if isinstance(item, _CONTAINERS)]
-    return value
-
-
-def _check_product(left: Any, right: Any) -> None:
-    for sequence, count in ((left, right), (right, left)):
-        if isinstance(sequence, _SEQUENCES) and isinstance(count, int) and len(sequence) * count > MAX_TEXT:
-            raise _TooMuch(f"it repeats a text or list to {len(sequence) * count}, more than {MAX_TEXT}")
+        raise TooMuch(f"it takes more than {MAX_STEPS} steps; it loops without end or over far too much")
 
 
 def _to_json(
@@ -179,10 +165,10 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """Jinja's own filter escapes for HTML, which a model was never shown."""
-    if isinstance(indent, int) and indent > 1000:
-        raise _TooMuch(f"it writes JSON with indent={indent}")
+    if (len(indent) if isinstance(indent, str) else indent or 0) > 1000:
+        raise TooMuch(f"it writes JSON with indent={short_repr(indent)}")
     return json.dumps(
-        _check_shown(value), ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        check_shown(value), ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
 
 
@@ -219,11 +205,12 @@ class ChatTemplate:
             self._template = environment.from_string(source)
         except TemplateSyntaxError as error:
             raise InvalidInput(
-                f"the chat template has a syntax error in line {error.lineno}: {(error.message or '').rstrip('.')}; "
+                f"the chat template has a syntax error in line {error.lineno}: {_shown(error).rstrip('.')}; "
                 "correct the template or give another with chat_template="
             ) from error
-        except (TemplateError, RecursionError) as error:
-            raise InvalidInput(f"the chat template cannot be compiled: {error}; give another") from error
+        except (TemplateError, RecursionError, MemoryError, SyntaxError, ValueError) as error:
+            # Python compiles what Jinja makes of the template, and has limits of its own to blocks and indentation.
+            raise InvalidInput(f"the chat template cannot be compiled: {_shown(error)}; give another") from error
 
     variables: frozenset[str]
     """Names the template reads and does not set itself."""
@@ -238,11 +225,11 @@ class ChatTemplate:
         try:
             return "".join(_bounded(self._template.generate(variables)))
         except _Refusal as error:
-            raise InvalidInput(f"the chat template refuses this conversation: {error}") from error
+            raise InvalidInput(f"the chat template refuses this conversation: {_shown(error)}") from error
         except (MemoryError, RecursionError) as error:
             raise InvalidInput(f"the chat template failed{_place(error)}: it needs too much memory or depth") from error
         except Exception as error:  # whatever the template's code raises is a fault of template or conversation
-            reason = str(error) if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
+            reason = _shown(error) if isinstance(error, TemplateError) else f"{type(error).__name__}: {_shown(error)}"
             raise InvalidInput(f"the chat template failed{_place(error)}: {reason}") from error
         finally:
             _steps_left.reset(token)
@@ -253,8 +240,13 @@ def _bounded(pieces: Iterator[str]) -> Iterator[str]:
     for piece in pieces:
         length += len(piece)
         if length > MAX_TEXT:
-            raise _TooMuch(f"it writes a text of more than {MAX_TEXT} characters")
+            raise TooMuch(f"it writes a text of more than {MAX_TEXT} characters")
         yield piece
+
+
+def _shown(error: Exception) -> str:
+    """The error's own message; a template can put anything into it."""
+    return printable((error.message or "") if isinstance(error, TemplateError) else str(error), 1000)
 
 
 def _place(error: BaseException) -> str:

@@ -13,8 +13,9 @@ from async_driver import assert_nothing_held, eventually, footprint, last_output
 from tiny_models import write_model
 
 from octavo import AsyncLLM, EngineDeadError, RequestOutput, RequestOutputKind, SamplingParams
-from octavo.engine import core_server
+from octavo.engine import core_server, tokenizer_thread
 from octavo.engine.assemble import make_core
+from octavo.errors import InvalidInput
 
 OPTIONS = {"dtype": "float32", "num_kv_blocks": 64, "disable_log_stats": True}
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
@@ -321,6 +322,43 @@ def test_two_live_requests_of_one_id_get_their_own_outputs(tiny_llama, make_llm)
         assert [out.request_id for out in answers] == ["x", "x"]
 
     with_llm(tiny_llama, use)
+
+
+def test_parameters_may_be_changed_once_generate_has_been_called(tiny_llama):
+    async def use(llm):
+        params = long(4, stop_token_ids=[], logit_bias={5: 1.0})
+        stream = llm.generate([1, 2], params)
+        params.max_tokens = 9
+        params.logit_bias[10**9] = 1.0
+        outputs = [output async for output in stream]
+        assert len(outputs[-1].outputs[0].token_ids) == 4
+        params.n = "many"  # now they are refused: by the stream, as everything is
+        with pytest.raises(InvalidInput, match="n="):
+            await anext(llm.generate([1, 2], params))
+
+    with_llm(tiny_llama, use)
+
+
+@BOTH
+def test_shutdown_does_not_wait_for_a_preparation_that_hangs(tiny_llama, core, monkeypatch):
+    monkeypatch.setattr(tokenizer_thread, "CLOSE_SECONDS", 0.2)
+    before, hang = footprint(), threading.Event()
+
+    async def run():
+        llm = AsyncLLM(tiny_llama, core=core, **OPTIONS)
+        await llm.wait_until_ready()
+        monkeypatch.setattr(llm._input_processor, "process", lambda *args: hang.wait(60))
+        streams = [asyncio.create_task(last_output(llm, [1, 2])) for _ in range(2)]
+        await asyncio.sleep(0.05)
+        await asyncio.wait_for(llm.shutdown(), 20)
+        for stream in streams:
+            with pytest.raises(EngineDeadError):
+                await asyncio.wait_for(stream, 5)
+        hang.set()
+        await eventually(lambda: footprint()["threads"] == before["threads"])
+
+    asyncio.run(run())
+    assert footprint() == before
 
 
 def test_an_abort_before_the_request_was_tokenised_still_ends_its_stream(tiny_llama):

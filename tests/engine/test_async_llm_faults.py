@@ -16,6 +16,7 @@ import octavo
 from octavo import LLM, AsyncLLM, EngineDeadError, SamplingParams
 from octavo.engine import core_server
 from octavo.engine.assemble import make_core
+from octavo.errors import InvalidInput
 
 pytestmark = pytest.mark.slow
 OPTIONS = {"dtype": "float32", "num_kv_blocks": 64, "disable_log_stats": True}
@@ -152,21 +153,28 @@ def test_files_that_do_not_hold_the_model_are_refused_with_the_text_that_llm_giv
     weights = random_weights(LLAMA)
     del weights["model.layers.1.mlp.up_proj.weight"]
     model = str(write_model(tmp_path / "model", weights=weights))
-    with pytest.raises(ValueError) as refusal:
+    before = footprint()
+    with pytest.raises(InvalidInput) as refusal:
         LLM(model, **OPTIONS)
+    with pytest.raises(InvalidInput) as failure:
+        AsyncLLM(model, **OPTIONS)
+    assert str(failure.value) == str(refusal.value)
+    assert footprint() == before
+
+
+def test_what_only_shows_while_loading_is_raised_by_every_call(tmp_path):
+    model = write_model(tmp_path / "model")
     before = footprint()
 
     async def run():
-        llm = AsyncLLM(model, **OPTIONS)
+        llm = AsyncLLM(str(model), **OPTIONS)
+        weights = model / "model.safetensors"
+        os.truncate(weights, weights.stat().st_size - 5000)  # checked already, and read by a process yet to start
         for call in (llm.wait_until_ready(), last_output(llm, [1]), llm.get_metrics()):
-            with pytest.raises(ValueError) as failure:
+            with pytest.raises(InvalidInput, match=r"model\.safetensors"):
                 await asyncio.wait_for(call, 30)
-            assert str(failure.value) == str(refusal.value)
         assert llm.errored
         await llm.shutdown()
-        with pytest.raises(ValueError):
-            async with AsyncLLM(model, **OPTIONS):
-                pass
 
     asyncio.run(run())
     assert footprint() == before

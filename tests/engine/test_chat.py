@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from tiny_models import BOS, write_model
@@ -211,14 +212,23 @@ def test_over_a_pipe_ctrl_c_stops_the_answer_and_not_the_program(start):
     assert out.count(b"\n") >= 2
 
 
+def wait_until_it_sleeps(process: subprocess.Popen) -> None:
+    """Until the main thread waits for input: Python does not hear a signal between the prompt and that wait."""
+    end = time.monotonic() + 60
+    while Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "S":
+        assert time.monotonic() < end
+        os.sched_yield()
+
+
 def test_in_a_terminal_the_prompt_comes_and_ctrl_d_leaves(start):
     master, slave = pty.openpty()
-    process = start("--max-tokens", "5", stdin=slave, stdout=slave, stderr=slave)
+    process = start("--max-tokens", "5", "--temperature", "0", stdin=slave, stdout=slave, stderr=slave)
     os.close(slave)
     screen = Reader(master)
     screen.wait_for(b"> ")
     os.write(master, b"Hi\n")
     screen.wait_for(b"> ")
+    wait_until_it_sleeps(process)
     process.send_signal(signal.SIGINT)
     screen.wait_for(b"Ctrl-C again")
     screen.wait_for(b"> ")

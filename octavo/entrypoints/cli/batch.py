@@ -1,7 +1,7 @@
 """Answers the lines of a file with an LLM: a bounded number of them in flight, each written as soon as it has finished.
 
-What always holds: a bad line is answered with its error and harms no other; and the tokens of a line depend on the
-line, its number and the engine's seed, not on which lines were answered in an earlier run.
+What always holds: a bad line, whatever is wrong with it, is answered with its error and harms no other; and the tokens
+of a line depend on the line, its number and the engine's seed, not on which lines were answered in an earlier run.
 """
 
 import difflib
@@ -15,7 +15,8 @@ from tqdm import tqdm
 
 from octavo.engine.input_processor import Prompt
 from octavo.entrypoints.cli.batch_file import BatchFiles, InputLine, write_answer
-from octavo.errors import InvalidInput, short_repr
+from octavo.errors import EngineDeadError, InvalidInput, short_repr
+from octavo.logging import get_logger
 from octavo.protocol.outputs import CompletionOutput, Logprob, RequestOutput
 from octavo.protocol.sampling_params import RequestOutputKind, SamplingParams
 from octavo.tokenization.chat import encode_chat
@@ -24,6 +25,8 @@ from octavo.tokenization.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from octavo.entrypoints.llm import LLM
 
+logger = get_logger(__name__)
+
 CHAT_OPTIONS = (
     "tools", "chat_template", "add_generation_prompt", "continue_final_message", "documents", "chat_template_kwargs",
 )  # fmt: skip
@@ -31,6 +34,7 @@ _CONTENTS = ("prompt", "prompt_token_ids", "messages")
 _OWN_KEYS = ("id", *_CONTENTS, "cache_salt", "priority", *CHAT_OPTIONS)
 # A file chooses no code to be imported, and every answer is whole.
 _NOT_IN_FILES = ("output_kind", "logits_processors", "extra_args")
+_JINJA_SIGNS = ("{{", "{%", "{#")
 SAMPLING_KEYS = tuple(name for name in SamplingParams.__struct_fields__ if name not in _NOT_IN_FILES)
 
 
@@ -43,7 +47,29 @@ class _Task(NamedTuple):
     priority: int
 
 
-def run_batch(llm: "LLM", files: BatchFiles, given: dict[str, Any], *, return_token_ids: bool) -> None:
+class Summary:
+    """What became of the lines of one run."""
+
+    def __init__(self) -> None:
+        self.num_answered = 0
+        self.num_refused = 0
+        self.first_refusal = ""
+
+    def count(self, line: InputLine, refusal: str | None) -> None:
+        """One more line is done; `refusal`: why it was not answered."""
+        if refusal is None:
+            self.num_answered += 1
+            return
+        self.num_refused += 1
+        self.first_refusal = self.first_refusal or f"line {line.number}: {refusal}"
+
+    def __str__(self) -> str:
+        num_lines = self.num_answered + self.num_refused
+        text = f"{num_lines} line{'s' * (num_lines != 1)}: {self.num_answered} answered, {self.num_refused} refused"
+        return f"{text}, the first is {self.first_refusal}" if self.num_refused else text
+
+
+def run_batch(llm: "LLM", files: BatchFiles, given: dict[str, Any], *, return_token_ids: bool) -> Summary:
     """Answer every line that is not answered yet.
 
     Args:
@@ -57,7 +83,7 @@ def run_batch(llm: "LLM", files: BatchFiles, given: dict[str, Any], *, return_to
         files.open_target() as target,
         tqdm(total=files.num_lines, initial=files.num_answered, unit="line", disable=None) as bar,
     ):
-        _Batch(llm, given, return_token_ids, target, bar).run(files)
+        return _Batch(llm, given, return_token_ids, target, bar).run(files)
 
 
 class _Batch:
@@ -68,10 +94,11 @@ class _Batch:
         self._return_token_ids = return_token_ids
         self._target = target
         self._bar = bar
+        self._summary = Summary()
         self._max_in_flight = 2 * self._engine.config.scheduler.max_num_seqs
         self._in_flight: dict[str, tuple[InputLine, _Task]] = {}
 
-    def run(self, files: BatchFiles) -> None:
+    def run(self, files: BatchFiles) -> Summary:
         reader = _Reader(files, self._max_in_flight)
         while True:
             while len(self._in_flight) < self._max_in_flight:
@@ -80,7 +107,7 @@ class _Batch:
                     break
                 self._submit(line)
             if not self._in_flight:
-                return
+                return self._summary
             for output in self._engine.step():
                 line, task = self._in_flight.pop(output.request_id)
                 shows_ids = self._return_token_ids or not task.params.detokenize
@@ -98,11 +125,17 @@ class _Batch:
             self._engine.add_request(request_id, task.prompt, task.params, task.priority)
         except InvalidInput as error:
             self._write(line, {"id": line_id, "error": str(error)})
+        except EngineDeadError:
+            raise
+        except Exception as error:  # a defect, but it is to cost this line only
+            logger.exception("Line %d could not be prepared", line.number)
+            self._write(line, {"id": line_id, "error": f"the line could not be prepared: {error!r}"})
         else:
             self._in_flight[request_id] = (line, task)
 
     def _write(self, line: InputLine, answer: dict[str, Any]) -> None:
         write_answer(self._target, line, answer)
+        self._summary.count(line, answer.get("error"))
         self._bar.update()
 
 
@@ -171,6 +204,7 @@ def _read_task(
     chosen = {**given, **{name: value for name, value in fields.items() if name in SAMPLING_KEYS}}
     options = {name: fields[name] for name in CHAT_OPTIONS if name in fields}
     if contents == ["messages"]:
+        _check_template(options.get("chat_template"), tokenizer)
         content = {"prompt_token_ids": encode_chat(tokenizer, fields["messages"], **options)}
         if defaults.max_tokens == SamplingParams().max_tokens:  # unless the model itself says how long
             chosen = {"max_tokens": None, **chosen}
@@ -181,6 +215,16 @@ def _read_task(
     params = msgspec.structs.replace(defaults, **chosen, output_kind=RequestOutputKind.FINAL_ONLY)
     prompt: Any = {**content, "cache_salt": fields.get("cache_salt")}
     return _Task(line_id, prompt, params, fields.get("priority", 0))
+
+
+def _check_template(template: Any, tokenizer: Tokenizer) -> None:
+    """Who writes a line need not be who runs the command, so a line names no file of this machine."""
+    names = tokenizer.chat_templates
+    if isinstance(template, str) and template not in names and not any(sign in template for sign in _JINJA_SIGNS):
+        raise InvalidInput(
+            f"chat_template={short_repr(template)} is neither a Jinja text nor one of the model's templates "
+            f"({', '.join(sorted(names)) or 'it has none'}); a line cannot name a file, so give the text"
+        )
 
 
 def _unknown_field(key: str) -> InvalidInput:

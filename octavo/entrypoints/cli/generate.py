@@ -11,6 +11,7 @@ from octavo.config.engine_args import EngineArgs
 from octavo.config.options import make_engine_args
 from octavo.entrypoints.cli.batch import run_batch
 from octavo.entrypoints.cli.batch_file import STANDARD_STREAM, BatchFiles
+from octavo.entrypoints.cli.streams import complain
 from octavo.errors import InvalidInput
 from octavo.protocol.sampling_params import SamplingParams
 
@@ -68,7 +69,10 @@ class GenerateArgs:
     """Complete texts: one output text a prompt and sample, on stdout, in the prompts' order.
 
     With --input: answer the lines of a file, each as soon as it has finished. A run that was cut off goes on where it
-    was when it is started again.
+    was when it is started again; a line that was refused is tried again. What became of the lines is said on stderr.
+
+    The exit status is 0 if everything was answered, 1 if a line was refused or the engine failed, 2 if the command
+    itself was refused, 130 if it was interrupted, 143 if it was terminated.
     """
 
     prompts: tyro.conf.Positional[tuple[str, ...]]
@@ -78,24 +82,28 @@ class GenerateArgs:
     perhaps an id, sampling parameters, cache_salt, priority, and for messages tools, chat_template and so on. An answer
     to messages is as long as there is room unless max_tokens is given."""
     output: str | None = None
-    """Where the answers to --input go, as JSON lines; lines it holds already are not computed again. Default: -, that
-    is stdout."""
+    """Where the answers to --input go, as JSON lines; lines it holds already are not computed again. One run at a time
+    may write to a file. Default: -, that is stdout."""
     return_token_ids: bool = False
     """With --input: the answers hold token ids, too."""
     sampling: tyro.conf.OmitArgPrefixes[SamplingFlags] = field(default_factory=SamplingFlags)
     engine: tyro.conf.OmitArgPrefixes[EngineArgs] = field(default_factory=EngineArgs)
 
 
-def run(argv: Sequence[str]) -> None:
-    """Parse, check everything that can be checked without the model, then load it and generate."""
+def run(argv: Sequence[str]) -> int:
+    """Parse, check everything that can be checked without the model, then load it and generate.
+
+    Returns:
+        The exit status: 1 if a line of --input was refused, else 0.
+    """
     args = tyro.cli(GenerateArgs, prog="octavo generate", args=argv)
     given = args.sampling.given()
     SamplingParams(**given)
     options = asdict(make_engine_args(**asdict(args.engine)))
     if args.input is None:
         _complete_prompts(args, given, options)
-    else:
-        _answer_file(args, args.input, given, options)
+        return 0
+    return _answer_file(args, args.input, given, options)
 
 
 def _complete_prompts(args: GenerateArgs, given: dict[str, Any], options: dict[str, Any]) -> None:
@@ -113,12 +121,18 @@ def _complete_prompts(args: GenerateArgs, given: dict[str, Any], options: dict[s
                 print(completion.text)
 
 
-def _answer_file(args: GenerateArgs, source: str, given: dict[str, Any], options: dict[str, Any]) -> None:
+def _answer_file(args: GenerateArgs, source: str, given: dict[str, Any], options: dict[str, Any]) -> int:
     if args.prompts:
         raise InvalidInput("--input and prompts on the command line exclude each other; give one of them")
-    files = BatchFiles(source, STANDARD_STREAM if args.output is None else args.output)
+    with BatchFiles(source, STANDARD_STREAM if args.output is None else args.output) as files:
+        if files.is_done:
+            files.open_target().close()
+            complain(f"nothing to do: of the {files.num_lines} lines of {source} every one is answered")
+            return 0
 
-    from octavo.entrypoints.llm import LLM  # brings torch, so only when everything is in order
+        from octavo.entrypoints.llm import LLM  # brings torch, so only when everything is in order
 
-    with LLM(**options) as llm:
-        run_batch(llm, files, given, return_token_ids=args.return_token_ids)
+        with LLM(**options) as llm:
+            summary = run_batch(llm, files, given, return_token_ids=args.return_token_ids)
+    complain(str(summary))
+    return 1 if summary.num_refused else 0

@@ -11,7 +11,10 @@ from octavo.errors import EngineDeadError, InvalidInput, short_repr
 
 
 class Command(NamedTuple):
-    """One entry of the table. The module has `run(argv: Sequence[str]) -> None`, which raises InvalidInput."""
+    """One entry of the table. The module has `run(argv: Sequence[str]) -> int | None`: the exit status, None for 0.
+
+    It raises InvalidInput.
+    """
 
     module: str
     help: str
@@ -61,7 +64,7 @@ def _run(argv: Sequence[str]) -> int:
         complain(f"there is no command {short_repr(name)}; the commands are {', '.join(COMMANDS)} (see octavo --help)")
         return EXIT_USAGE
     try:
-        import_module(COMMANDS[name].module).run(rest)
+        status: int | None = import_module(COMMANDS[name].module).run(rest)
     except InvalidInput as error:
         complain(str(error))
         return EXIT_USAGE
@@ -70,7 +73,7 @@ def _run(argv: Sequence[str]) -> int:
         return EXIT_FAILURE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    return 0
+    return status or 0
 
 
 def _help() -> str:

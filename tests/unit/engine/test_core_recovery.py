@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "scheduler"))
 from scheduler_world import World, make_world
 
 from octavo.engine.core import EngineCore
+from octavo.errors import InvalidInput
 from octavo.executor.base import Executor
 from octavo.kvcache.block_pool import BlockPool
 from octavo.kvcache.free_list import FreeList
@@ -37,16 +38,23 @@ class FakeExecutor(Executor):
     def __init__(self, runner) -> None:
         self.runner = runner
         self.fails = lambda step: None
+        self.failing = lambda step: []
+        """Requests that get an error instead of a token."""
+        self.must_reset = False
 
     def execute_model(self, step):
+        assert not self.must_reset, "a failed step was not given up"
         self.step = step
         return done(None)
 
     def sample_tokens(self):
+        self.must_reset = True
         self.fails(self.step)
-        return done(self.runner.execute(self.step))
+        self.must_reset = False
+        return done(self.runner.execute(self.step, self.failing(self.step)))
 
     def reset(self) -> None:
+        self.must_reset = False
         self.runner.rows.clear()
         self.runner.kv.clear()
 
@@ -190,7 +198,8 @@ def add_some(world: World, rng: Random, start: int = 0) -> None:
         prompt = [rng.randrange(3) for _ in range(rng.choice([1, 5, 8, 17]))]
         world.add_samples(
             f"r{number}", prompt, rng.choice([1, 1, 2, 5]), max_tokens=rng.choice([1, 3, 6]),
-            priority=rng.randint(0, 2), stop_token_ids=rng.choice([[], [23]]), prompt_logprobs=rng.choice([None, None, 0]),
+            priority=rng.randint(0, 2), stop_token_ids=rng.choice([[], [23]]),
+            prompt_logprobs=rng.choice([None, None, 0]),
         )  # fmt: skip
 
 
@@ -198,6 +207,8 @@ def add_some(world: World, rng: Random, start: int = 0) -> None:
 def test_whatever_raises_wherever_each_request_ends_with_the_tokens_it_has_alone(faults, seed):
     rng = Random(seed)
     core = CoreWorld(random_world(rng), faults)
+    if rng.random() < 0.3:
+        core.core.executor.failing = lambda step: [i for i in step.request_ids if rng.random() < 0.05]
     rate, most = rng.choice([0.002, 0.01, 0.05]), rng.choice([3, 20])
     faults.strikes = lambda name: faults.num_raised < most and rng.random() < rate
     for turn in range(3):
@@ -252,6 +263,31 @@ def test_a_request_that_a_failed_update_ended_still_gets_its_last_output(monkeyp
     assert (ends.output, core.world.live.keys()) == ([], {"ends", "goes on"})
     assert core.step() is None
     assert len(ends.output) == 1 and "ends" not in core.world.live
+    core.drain()
+
+
+def test_prompt_logprobs_that_a_failed_update_had_taken_come_with_another_sample(monkeypatch):
+    core = CoreWorld(make_world(num_blocks=8))
+    first, second = core.world.add_samples("s", [1, 2, 3], 2, prompt_logprobs=0)
+
+    def fail(request) -> None:
+        raise MemoryError("injected")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(scheduler_module, "check_stop", fail)
+        assert isinstance(core.step(), MemoryError)
+    core.take(core.core.abort_requests(["0_s"]))
+    core.drain()
+    assert not first.output and second.output and not second.arrival.prompt_logprobs_are_due
+
+
+def test_a_refused_request_does_not_disturb_those_that_run():
+    core = CoreWorld(make_world(num_blocks=8))
+    known = core.world.add("a", [1] * 3)
+    core.step()
+    with pytest.raises(InvalidInput):
+        core.core.add_request(known.message)
+    assert core.core.stats.num_running == 1 and core.core.stats.num_preemptions == 0
     core.drain()
 
 

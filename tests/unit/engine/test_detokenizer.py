@@ -3,6 +3,7 @@
 import functools
 import random
 import re
+import time
 import unicodedata
 
 import pytest
@@ -410,6 +411,24 @@ class TestStopExpressions:
         detokenizer = IncrementalDetokenizer(byte_tokenizer(), [], plain(stop_regex="(a|aa)+c"))
         with pytest.raises(stop_search.SearchTimeout, match=r"\(a\|aa\)\+c.*more than 0.05 s"):
             detokenizer.update(encode(byte_tokenizer(), "a" * 60 + "b"), False)
+
+    def test_all_samples_of_a_request_share_the_time_and_end_with_it(self, monkeypatch):
+        monkeypatch.setattr(stop_search, "TIME_LIMIT", 0.05)
+        budget = stop_search.SearchBudget()
+        params = plain(stop_regex="(a|aa)+c")
+        samples = [IncrementalDetokenizer(byte_tokenizer(), [], params, budget) for _ in range(8)]
+        started = time.process_time()
+        for text in ("a" * 60 + "b", *["b"] * 7):
+            with pytest.raises(stop_search.SearchTimeout, match="takes more than 0"):
+                samples.pop().update(encode(byte_tokenizer(), text), False)
+        assert time.process_time() - started < 1
+
+    def test_many_quick_searches_use_up_no_time(self, monkeypatch):
+        monkeypatch.setattr(stop_search, "TIME_LIMIT", 0.0001)
+        monkeypatch.setattr(stop_search, "FREE_TIME", 10.0)
+        text = "abc" * 300
+        deltas, stop, _ = stream(byte_tokenizer(), encode(byte_tokenizer(), text), plain(stop_regex="(a|b)+x"))
+        assert ("".join(deltas), stop) == (text, None)
 
     def test_longest_match_is_bounded_and_so_is_what_is_held_back(self, monkeypatch):
         monkeypatch.setattr(stop_search, "LOOK_BACK", 10)

@@ -1,4 +1,5 @@
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -50,6 +51,26 @@ class Raises(AddOne):
     def __call__(self, output_token_ids, logits):
         logits.zero_()
         raise ZeroDivisionError("oh")
+
+
+class HasNoText(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+ODD_ERRORS = [ValueError("bad \ud800 name"), HasNoText(), SystemExit(3), KeyboardInterrupt(), ValueError("x" * 10**6)]
+
+
+class RaisesOddly(AddOne):
+    error: BaseException = ValueError()
+
+    def __call__(self, output_token_ids, logits):
+        raise RaisesOddly.error
+
+
+class CannotBeBuilt(AddOne):
+    def __init__(self, params, prompt_token_ids):
+        raise RaisesOddly.error
 
 
 class Returns(AddOne):
@@ -125,6 +146,34 @@ def test_one_that_cannot_be_built_fails_with_its_name_and_reason(name):
 def test_one_that_raises_fails_with_its_name_and_reason():
     with pytest.raises(ProcessorFailure, match="some_processors:Raises failed: ZeroDivisionError: oh"):
         chain("Raises")([], torch.zeros(3))
+
+
+@pytest.mark.parametrize("error", ODD_ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("name", ["RaisesOddly", "CannotBeBuilt"])
+def test_whatever_is_raised_ends_the_request_with_a_short_message_that_can_be_sent(name, error):
+    RaisesOddly.error = error
+    with pytest.raises(ProcessorFailure, match=f"some_processors:{name} failed: {type(error).__name__}") as failure:
+        chain(name)([], torch.zeros(3))
+    assert len(str(failure.value).encode()) < 1000
+
+
+@pytest.mark.parametrize("code", ["raise SystemExit(5)", "raise ValueError('\\ud800')"])
+def test_a_module_that_exits_or_fails_oddly_is_refused(tmp_path, monkeypatch, code):
+    monkeypatch.delitem(sys.modules, "module_that_exits", raising=False)
+    (tmp_path / "module_that_exits.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InvalidInput, match="cannot be imported") as refusal:
+        load_logits_processor("module_that_exits:X")
+    assert str(refusal.value).encode()
+
+
+def test_an_import_that_ctrl_c_ends_is_no_refusal_in_the_main_thread(tmp_path, monkeypatch):
+    (tmp_path / "module_interrupted.py").write_text("raise KeyboardInterrupt")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        load_logits_processor("module_interrupted:X")
+    with ThreadPoolExecutor(1) as thread, pytest.raises(InvalidInput, match="KeyboardInterrupt"):
+        thread.submit(load_logits_processor, "module_interrupted:X").result()
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,36 @@ class TestEnding:
             render_chat(tokenizer, [USER], continue_final_message=True, add_generation_prompt=True)
         assert render_chat(tokenizer, [USER], continue_final_message=True, add_generation_prompt=False) == "<s>[user]Hi"
 
+    @pytest.mark.parametrize(
+        ("after", "options"),
+        [
+            ("OpenEndX", {}),
+            ("{{ suffix }}", {"chat_template_kwargs": {"suffix": "OpenEnd OpenEndXX"}}),
+            ("{{ messages[0].content }}", {}),
+            ("{% for key in deep[0] %}{{ key }}{% endfor %}", {"chat_template_kwargs": {"deep": [{"OpenEndX": 1}]}}),
+        ],
+    )
+    def test_a_text_like_the_mark_after_the_end_is_no_end(self, after, options):
+        tokenizer = make_tokenizer(default="{% for m in messages %}<{{ m.content }}>{% endfor %}" + after)
+        messages = [{"role": "user", "content": "OpenEndXXX"}, {"role": "assistant", "content": "a OpenEnd"}]
+        rendered = render_chat(tokenizer, messages, continue_final_message=True, **options)
+        assert rendered == "<OpenEndXXX><a OpenEnd"
+
+    def test_a_last_message_that_is_written_twice_is_refused(self):
+        tokenizer = make_tokenizer(default="{{ messages[-1].content }}|{{ messages[-1].content }}")
+        with pytest.raises(InvalidInput, match="2 times"):
+            render_chat(tokenizer, [USER], continue_final_message=True)
+
+    def test_a_huge_number_in_a_message_does_not_hinder_going_on(self):
+        message = {"role": "user", "content": "Hi", "n": 10**5000}
+        assert render_chat(make_tokenizer(default=PLAIN), [message], continue_final_message=True).endswith("Hi")
+
+    @pytest.mark.parametrize("path", ["~nouser/x", "\ud800", "a\0b"])
+    def test_a_path_that_is_none_is_refused_in_writable_words(self, path):
+        with pytest.raises(InvalidInput, match="is no Jinja text") as refusal:
+            render_chat(make_tokenizer(default=PLAIN), [USER], chat_template=path)
+        str(refusal.value).encode()
+
     @pytest.mark.parametrize("options", [{"continue_final_message": "content"}, {"add_generation_prompt": 1}])
     def test_flags_are_true_or_false(self, tokenizer, options):
         with pytest.raises(InvalidInput, match="must be True or False"):

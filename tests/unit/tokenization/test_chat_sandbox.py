@@ -92,7 +92,7 @@ GROW = "{% set ns = namespace(s='x', l=[1]) %}{% for i in range(60) %}"
         (GROW + "{% set ns.s = ns.s + ns.s %}{% endfor %}", "builds"),
         (GROW + "{% set ns.s = ns.s ~ ns.s %}{% endfor %}", "builds"),
         (GROW + "{% set ns.l = ns.l + ns.l %}{% endfor %}", "builds"),
-        (GROW + "{% set ns.s = [ns.s, ns.s] | join %}{% endfor %}", "builds"),
+        (GROW + "{% set ns.s = [ns.s, ns.s] | join %}{% endfor %}", "joins"),
         (GROW + "{% set ns.s = ns.s.replace('x', 'xx') %}{% endfor %}", "builds"),
         (GROW + "{% set ns.s %}{{ ns.s }}{{ ns.s }}{% endset %}{% endfor %}", "builds"),
         (GROW + "{% set ns.l = [ns.l, ns.l] %}{% endfor %}{{ ns.l }}", "writes out"),
@@ -101,6 +101,34 @@ GROW = "{% set ns = namespace(s='x', l=[1]) %}{% for i in range(60) %}"
         (GROW + "{% set ns.l = [ns.l, ns.l] %}{% endfor %}{{ ns.l | string | length }}", "writes out"),
         (GROW + f"{'y' * 10_000}{{% for j in range(99999) %}}{'y' * 10_000}{{% endfor %}}{{% endfor %}}", "more than"),
         ("{{ messages | tojson(indent=10000000) }}", "indent"),
+        ("{% set ns = namespace(x=10) %}{% for i in range(60) %}{% set ns.x = ns.x * ns.x %}{% endfor %}x", "bits"),
+        ("{% set ns = namespace(x=1) %}{% for i in range(9999) %}{% set ns.x = ns.x + ns.x %}{% endfor %}x", "bits"),
+        ("{% set ns = namespace(x=1) %}{% for i in range(9999) %}{% set ns.x = ns.x - -ns.x %}{% endfor %}x", "bits"),
+        ("{{ 'a' | center(10 ** 10) }}", "asks center"),
+        ("{{ 'a' | center(10000000000) }}", "asks center"),
+        ("{{ ['a'] | map('center', width=10 ** 10) | list }}", "asks center"),
+        ("{{ 'a'.ljust(10 ** 10) }}", "asks ljust"),
+        ("{{ (1).to_bytes(length=10 ** 10, byteorder='big') }}", "asks to_bytes"),
+        ("{{ 'a' | indent(10 ** 10, true) }}", "asks indent"),
+        ("{{ ('\n' * 10 ** 7) | indent(9000, true, true) }}", "builds"),
+        ("{{ ('a' * 10 ** 5) | wordwrap(1, wrapstring='x' * 10 ** 5) }}", "builds"),
+        ("{{ ('\t' * 10 ** 5).expandtabs(10000) }}", "builds"),
+        ("{{ [1] | batch(10 ** 10, 0) | list }}", "asks batch"),
+        ("{{ [1] | slice(10 ** 10) | list }}", "asks slice"),
+        ("{{ 1.5 | round(10 ** 10, 'ceil') }}", "asks round"),
+        ("{{ '%2000000000d' % 1 }}", "asks a format"),
+        ("{{ '%.2000000000f' | format(1) }}", "asks a format"),
+        ("{{ '%*d' % (2000000000, 1) }}", "asks a format"),
+        ("{{ ('%9999d' * 10 ** 5) % ((1,) * 10 ** 5) }}", "formats"),
+        ("{{ '{:2000000000}'.format(1) }}", "asks a format"),
+        ("{{ '{:{w}}'.format(1, w=2000000000) }}", "asks a format"),
+        ("{{ ('{0}' * 10 ** 5).format('a' * 10 ** 5) }}", "formats"),
+        ("{{ '{a:2000000000}'.format_map({'a': 1}) }}", "asks a format"),
+        ("{{ (['a' * 10 ** 5] * 10 ** 5) | join }}", "joins"),
+        ("{{ ([{'t': 'a' * 10 ** 5}] * 10 ** 5) | join(attribute='t') }}", "joins"),
+        ("{{ ('a' * 10 ** 5).join(['a'] * 10 ** 5) }}", "joins"),
+        ("{{ ('a' * 10 ** 5) | replace('a', 'a' * 10 ** 5) }}", "builds"),
+        ("{{ ('a' * 10 ** 5).replace('a', 'a' * 10 ** 5) }}", "builds"),
     ],
 )
 def test_a_template_without_end_ends_in_an_error(source, said):
@@ -109,6 +137,44 @@ def test_a_template_without_end_ends_in_an_error(source, said):
         render(source, messages=[[1]])
     assert said in str(refusal.value)
     assert time.monotonic() - start < 30
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in x %}" * 25 + "{% endfor %}" * 25,
+        "{% if x %}" * 120 + "{% endif %}" * 120,
+        "{{ " + "9" * 5000 + " }}",
+        "{{ '\ud800' }}{% for %}",
+        "{{ raise_exception('\ud800\x00') }}",
+        "{{ raise_exception('\\ud800') }}",
+        "{{ nothing['\\ud800'].x }}",
+        "{{ {}['\\ud800'] + 1 }}",
+    ],
+)
+def test_every_refusal_is_one_and_its_message_can_be_written(source):
+    with pytest.raises(InvalidInput) as refusal:
+        render(source)
+    str(refusal.value).encode()
+    assert "\x00" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{{ 'a' | center(5) }}|{{ 'a'.ljust(3) }}|{{ '7'.zfill(3) }}", "  a  |a  |007"),
+        ("{{ 'a\nb' | indent(2, true) }}|{{ 'a\nb' | indent('> ') }}", "  a\n  b|a\n> b"),
+        ("{{ 'a b' | wordwrap(1, wrapstring='/') }}|{{ 1.256 | round(2) }}", "a/b|1.26"),
+        ("{{ [1, 2, 3] | batch(2, 0) | list }}{{ [1, 2] | slice(2) | list }}", "[[1, 2], [3, 0]][[1], [2]]"),
+        ("{{ [{'a': 1}, {'a': 'x'}] | join('-', attribute='a') }}{{ ['a', 1] | map('string') | join }}", "1-xa1"),
+        ("{{ 'aXa' | replace('a', 'bc', 1) }}{{ 'aa'.replace('a', 'b', 1) }}{{ '-'.join('ab') }}", "bcXabaa-b"),
+        ("{{ '%5.1f%%|%-*d|%(a)s' | replace('%(a)s', '') | format(1.25, 3, 7) }}", "  1.2%|7  |"),
+        ("{{ '%(a)s' | format(a=1) }}{{ '%(a)s' % {'a': 2} }}{{ '{a:>{w}}'.format(a=1, w=3) }}", "12  1"),
+        ("{{ '{a}{b[0]}'.format_map({'a': 1, 'b': [2]}) }}{{ 2 ** 63 * 2 }}{{ 5 - 7 }}", "1218446744073709551616-2"),
+    ],
+)
+def test_what_is_bounded_works_as_ever(source, text):
+    assert render(source) == text
 
 
 def test_the_steps_of_one_rendering_are_not_those_of_the_next(monkeypatch):

@@ -106,8 +106,8 @@ class Folder:
 
     def run(self, given=None, return_token_ids=False, **options):
         llm = FakeLLM(**options)
-        files = BatchFiles(str(self.input), str(self.output))
-        run_batch(llm, files, given or {}, return_token_ids=return_token_ids)
+        with BatchFiles(str(self.input), str(self.output)) as files:
+            self.summary = run_batch(llm, files, given or {}, return_token_ids=return_token_ids)
         return llm.llm_engine
 
     def answers(self):
@@ -213,6 +213,14 @@ BAD_LINES = [
     ('{"prompt": "a", "id": [1]}\n', "id="),
     ('{"prompt": "a", "id": true}\n', "id=True"),
     ('{"prompt": "a", "priority": "high"}\n', "priority="),
+    ('{"messages": [{"role": "u", "content": "a"}], "chat_template": "/etc/passwd"}\n', "a line cannot name a file"),
+    ('{"messages": [{"role": "u", "content": "a"}], "chat_template": ""}\n', "neither a Jinja text nor one of"),
+    ('{"messages": [{"role": "u", "content": "a"}], "chat_template": 5}\n', "must be a Jinja text"),
+    (
+        json.dumps({"messages": [{"role": "u", "content": "a"}], "chat_template": r"{{ raise_exception('\ud800') }}"})
+        + "\n",
+        "refuses this conversation: \\ud800",
+    ),
     ('{"prompt": "a", "tools": []}\n', "tools are for messages"),
     ('{"messages": 5}\n', "messages"),
     ('{"messages": [{"role": "u", "content": "a"}], "chat_template": "{{ 1/0 }}"}\n', "division by zero"),
@@ -232,6 +240,56 @@ def test_bad_line_is_answered_with_its_error_and_harms_no_other(folder):
     for index, (_, message) in enumerate(BAD_LINES):
         assert message in answers[2 * index + 2]["error"]
         assert answers[2 * index + 3]["text"].endswith(":good")
+
+
+def test_summary_counts_the_lines_of_the_run_and_tells_the_first_refusal(folder):
+    folder.write({"prompt": "a"})
+    folder.run()
+    assert str(folder.summary) == "1 line: 1 answered, 0 refused"
+    folder.write({"prompt": "a"}, {"prompt": "b"}, {"prompt": ""}, "{bad\n")
+    folder.run()
+    assert str(folder.summary).startswith("3 lines: 1 answered, 2 refused, the first is line 3: ")
+    assert folder.by_line()[3]["error"] in str(folder.summary)
+
+
+def test_template_of_a_line_may_be_a_text_or_a_name(folder):
+    message = {"messages": [{"role": "u", "content": "hi"}]}
+    folder.write({**message, "chat_template": "{{ messages[0].content }}"}, {**message, "chat_template": "default"})
+    folder.run()
+    answers = folder.by_line()
+    assert [answers[line]["text"].split(":")[1] for line in (1, 2)] == ["hi", "[u]hi[a]"]
+
+
+def test_defect_costs_the_line_only_even_if_its_text_cannot_be_encoded(folder, monkeypatch):
+    add_request = FakeEngine.add_request
+
+    def fail(self, request_id, *args):
+        if request_id == "1":
+            raise RuntimeError("odd")
+        if request_id == "2":
+            raise InvalidInput("bad \ud800")
+        add_request(self, request_id, *args)
+
+    monkeypatch.setattr(FakeEngine, "add_request", fail)
+    folder.write({"prompt": "a"}, {"prompt": "b"}, {"prompt": "c"})
+    folder.run()
+    answers = folder.by_line()
+    assert "RuntimeError('odd')" in answers[1]["error"]
+    assert answers[2]["error"] == "bad \\ud800"
+    assert answers[3]["text"].endswith(":c")
+    folder.run()  # the records can be read again
+    assert str(folder.summary).startswith("2 lines: 0 answered, 2 refused")
+
+
+def test_engine_that_died_is_no_matter_of_one_line(folder, monkeypatch):
+    def die(self, *args):
+        raise EngineDeadError("gone")
+
+    monkeypatch.setattr(FakeEngine, "add_request", die)
+    folder.write({"prompt": "a"})
+    with pytest.raises(EngineDeadError):
+        folder.run()
+    assert folder.answers() == []
 
 
 def test_id_of_a_bad_line_is_kept_if_it_can_be_read(folder):
@@ -320,6 +378,101 @@ def test_file_of_something_else_is_not_written_to(folder, text):
     assert folder.output.read_text() == text
 
 
+@pytest.mark.parametrize("text", ["hello", '{"a": 1}', '{"line":1,"text":"a"}', '{"line"=', "[1]", "\x00"])
+def test_foreign_file_without_a_line_break_is_left_alone(folder, text):
+    folder.write({"prompt": "a"})
+    folder.output.write_text(text)
+    with pytest.raises(InvalidInput, match=r"line 1 of --output .* is no answer of this command"):
+        folder.run()
+    assert folder.output.read_text() == text
+
+
+def test_torn_record_is_cut_off_only_when_answers_are_about_to_be_written(folder):
+    folder.write({"prompt": "a"}, {"prompt": "b"})
+    folder.run()
+    whole = folder.output.read_bytes()
+    for num_lost in (1, 5, len(whole.splitlines()[1])):
+        torn = whole[:-num_lost]
+        folder.output.write_bytes(torn)
+        with BatchFiles(str(folder.input), str(folder.output)) as files:
+            assert files.num_answered == 1
+        assert folder.output.read_bytes() == torn
+        folder.run()
+        assert sorted(folder.output.read_bytes().splitlines()) == sorted(whole.splitlines())
+
+
+@pytest.mark.parametrize("lines", [[{"prompt": "a"}], [{"prompt": "a"}, "\n"], []])
+def test_output_that_answers_lines_the_input_has_not_is_refused(folder, lines):
+    folder.write({"prompt": "a"}, {"prompt": "b"})
+    folder.run()
+    before = folder.output.read_bytes()
+    folder.write(*lines)
+    with pytest.raises(InvalidInput, match="has an answer to"):
+        folder.run()
+    assert folder.output.read_bytes() == before
+
+
+def test_second_run_on_one_output_is_refused_and_writes_nothing(folder):
+    folder.write({"prompt": "a"}, {"prompt": ""})
+    for _ in range(3):  # without a file, with one, and with one that is replaced
+        with BatchFiles(str(folder.input), str(folder.output)) as files, files.open_target():
+            before = folder.output.read_bytes()
+            with pytest.raises(InvalidInput, match="another run is writing to --output"):
+                folder.run()
+            assert folder.output.read_bytes() == before
+        folder.run()
+
+
+def test_run_that_began_before_there_was_an_output_does_not_answer_again(folder):
+    folder.write({"prompt": "a"})
+    with BatchFiles(str(folder.input), str(folder.output)) as early:
+        folder.run()
+        before = folder.output.read_bytes()
+        with pytest.raises(InvalidInput, match="written by another run meanwhile"):
+            early.open_target()
+    assert folder.output.read_bytes() == before
+
+
+def test_refused_line_is_tried_again_and_may_be_corrected(folder):
+    folder.write({"prompt": "a"}, {"prompt": ""}, "{bad\n", {"prompt": "d"})
+    folder.run()
+    folder.output.chmod(0o640)
+    folder.write({"prompt": "a"}, {"prompt": "b"}, "{bad\n", {"prompt": "d"})
+    assert [request.request_id for request in folder.run().requests] == ["2"]
+    assert sorted(answer["line"] for answer in folder.answers()) == [1, 2, 3, 4]
+    answers = folder.by_line()
+    assert (answers[2]["text"].endswith(":b"), "error" in answers[3]) == (True, True)
+    assert folder.output.stat().st_mode & 0o777 == 0o640
+    assert sorted(path.name for path in folder.output.parent.iterdir()) == ["in.jsonl", "out.jsonl"]
+
+
+def test_refused_lines_stay_on_record_until_the_run_starts(folder, monkeypatch):
+    folder.write({"prompt": ""})
+    folder.run()
+    before = folder.output.read_bytes()
+    BatchFiles(str(folder.input), str(folder.output)).close()
+    assert folder.output.read_bytes() == before
+
+    def fail(*args):
+        raise OSError(28, "no space")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(InvalidInput, match="no space"):
+        folder.run()
+    assert folder.output.read_bytes() == before
+    assert len(list(folder.output.parent.iterdir())) == 2
+
+
+def test_output_may_be_a_link(folder):
+    real = folder.output.with_name("real.jsonl")
+    folder.output.symlink_to(real)
+    folder.write({"prompt": ""})
+    folder.run()
+    folder.run()
+    assert folder.output.is_symlink()
+    assert len(real.read_text().splitlines()) == 1
+
+
 def test_input_is_never_the_output(folder):
     folder.write({"prompt": "a"})
     os.link(folder.input, folder.output)
@@ -381,15 +534,37 @@ def test_whole_command_with_a_real_engine(tmp_path, capfd, monkeypatch):
     folder = Folder(tmp_path)
     folder.write({"prompt": "hello"}, {"prompt": ""}, {"prompt_token_ids": [1, 2], "n": 2, "max_tokens": 2})
     argv = ["generate", "--model", str(model), "--num-kv-blocks", "16", "--max-tokens", "3", "--temperature", "0"]
-    assert main([*argv, "--input", str(folder.input), "--output", str(folder.output)]) == 0
+    both = ["--input", str(folder.input), "--output", str(folder.output)]
+    assert main([*argv, *both]) == 1
+    assert "octavo: 3 lines: 2 answered, 1 refused, the first is line 2: " in capfd.readouterr().err
     answers = folder.by_line()
     assert answers[1]["usage"]["completion_tokens"] == 3
     assert "empty" in answers[2]["error"]
     assert len(answers[3]["outputs"]) == 2
-    assert main([*argv, "--input", str(folder.input)]) == 0
+    assert main([*argv, "--input", str(folder.input)]) == 1
     out, err = capfd.readouterr()
     assert {line["line"]: line for line in map(json.loads, out.splitlines())} == answers
     assert "Traceback" not in err
+
+
+def test_finished_batch_needs_no_model(folder, monkeypatch, capsys):
+    folder.write({"prompt": "a"}, {"prompt": "b"})
+    folder.run()
+    before = folder.output.read_bytes()
+    monkeypatch.setitem(sys.modules, "octavo.entrypoints.llm", None)  # cannot be imported
+    assert main(["generate", "--input", str(folder.input), "--output", str(folder.output)]) == 0
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith("octavo: nothing to do: ")
+    assert folder.output.read_bytes() == before
+
+
+def test_run_on_a_file_in_use_exits_2_before_the_model_is_loaded(folder, monkeypatch, capsys):
+    folder.write({"prompt": "a"})
+    monkeypatch.setitem(sys.modules, "octavo.entrypoints.llm", None)  # cannot be imported
+    with BatchFiles(str(folder.input), str(folder.output)) as files, files.open_target():
+        assert main(["generate", "--input", str(folder.input), "--output", str(folder.output)]) == 2
+    assert "another run is writing to --output" in capsys.readouterr().err
 
 
 def test_lines_of_a_pipe_are_answered_while_it_is_open(monkeypatch, tmp_path):
