@@ -9,7 +9,9 @@ BIN := $(VENV)/bin
 INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt --config-settings editable_mode=compat
 PYTEST_ARGS ?=
 
-.PHONY: demo test exactness models lint types layers check format clean
+NATIVE_ARGS ?=
+
+.PHONY: demo test native exactness models lint types layers check format clean
 
 demo: $(VENV)/.installed ## set up, bring the default model, run a batch of prompts
 	$(BIN)/octavo pull smollm2
@@ -33,6 +35,11 @@ types: $(VENV)/.installed-dev ## static types of the rooms without torch
 
 layers: $(VENV)/.installed-dev ## who may import whom
 	$(BIN)/lint-imports
+
+native: $(BIN)/python ## build the kernels in place, only what changed (needs cmake, ninja and nanobind in the environment)
+	cmake -S . -B build/native -G Ninja -DPython_EXECUTABLE=$(abspath $(BIN)/python) $(NATIVE_ARGS) > /dev/null
+	cmake --build build/native
+	cmake --install build/native --prefix . > /dev/null
 
 check: lint types layers
 

@@ -40,3 +40,8 @@ def omp_num_threads() -> int | None:
     """OMP_NUM_THREADS: threads that compute at most, unless the num_threads option is given. No number: ignored."""
     value = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return int(value) if value.isdecimal() and int(value) > 0 else None
+
+
+def cpu_isa() -> str | None:
+    """OCTAVO_CPU_ISA: instruction set of the cpu platform's kernels (avx512, avx2, baseline, neon); default: the best."""
+    return os.environ.get("OCTAVO_CPU_ISA") or None

@@ -28,9 +28,14 @@ class LayerContext:
 
     platform: Platform
     dtype: torch.dtype
-    """Of weights and activations."""
+    """Of weights."""
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     group: TensorParallelGroup = field(default_factory=TensorParallelGroup)
+
+    @property
+    def activation_dtype(self) -> torch.dtype:
+        """Of activations, norm weights and biases."""
+        return self.platform.activation_dtype(self.dtype)
 
     @property
     def rank(self) -> int:

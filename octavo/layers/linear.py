@@ -37,7 +37,7 @@ class _LinearBase:
         self._platform = ctx.platform
         # Memory that is allocated but not written costs nothing, so a layer may be built before its weights are known.
         self._weight: Tensor | None = torch.empty(rows, columns, dtype=ctx.dtype)
-        self._bias: Tensor | None = torch.empty(rows, dtype=ctx.dtype) if bias else None
+        self._bias: Tensor | None = torch.empty(rows, dtype=ctx.activation_dtype) if bias else None
         self._packed: PackedWeight = None
 
     def finish(self) -> None:

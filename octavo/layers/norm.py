@@ -12,7 +12,7 @@ class RMSNorm:
 
     def __init__(self, ctx: LayerContext, size: int, eps: float) -> None:
         self._platform = ctx.platform
-        self._weight = torch.empty(size, dtype=ctx.dtype)
+        self._weight = torch.empty(size, dtype=ctx.activation_dtype)
         self._eps = eps
 
     def slots(self, prefix: str) -> dict[str, WeightSlot]:

@@ -47,9 +47,9 @@ class LlamaAttention:
             ctx, config.hidden_size, head_dim, heads, config.num_kv_heads, bias=config.qkv_bias
         )
         self.o_proj = RowParallelLinear(ctx, heads * head_dim, config.hidden_size, bias=config.attention_output_bias)
-        self.attend = Attention(ctx, layer_index, scale=head_dim**-0.5, sliding_window=config.sliding_window)
-        self.rope = ctx.platform.rope
-        self.cos_sin = cos_sin
+        self.attend = Attention(
+            ctx, layer_index, scale=head_dim**-0.5, cos_sin=cos_sin, sliding_window=config.sliding_window
+        )
 
     def slots(self, prefix: str) -> dict[str, WeightSlot]:
         return self.qkv_proj.slots(prefix) | self.o_proj.slots(f"{prefix}.o_proj")
@@ -60,7 +60,6 @@ class LlamaAttention:
 
     def __call__(self, x: Tensor, ctx: ForwardContext) -> Tensor:
         q, k, v = self.qkv_proj.split_heads(self.qkv_proj(x))
-        q, k = self.rope(q, k, ctx.positions, self.cos_sin)
         return self.o_proj(self.attend(q, k, v, ctx).flatten(1))
 
 

@@ -5,7 +5,7 @@ Every output row depends on its own input row only: neighbours and padding never
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -36,6 +36,8 @@ class AttentionMetadata:
     """[R] int32: tokens of each request including this step's."""
     slot_mapping: Tensor
     """[T] int64: block_table[p // block_size] * block_size + p % block_size of each token's position p."""
+    plans: dict[Any, Any] = field(default_factory=dict)
+    """What a platform works out once a step for all layers of one shape; nobody else looks into it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,19 @@ class Platform(ABC):
     def default_dtype(self, checkpoint_dtype: str) -> tuple[str, str]:
         """(dtype, reason) for `dtype="auto"`."""
 
+    def activation_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """dtype of the activations, norm weights and biases of a model whose weights are kept in `dtype`."""
+        return dtype
+
+    @property
+    def kv_cache_dtypes(self) -> tuple[str, ...]:
+        """Names of the dtypes that `allocate_kv_cache` takes."""
+        return tuple(DTYPES)
+
+    @abstractmethod
+    def set_num_threads(self, count: int) -> None:
+        """Compute with this many threads, the caller's among them."""
+
     @abstractmethod
     def kernel_report(self) -> dict[str, str]:
         """Kernel name of each kind of layer."""
@@ -85,6 +100,10 @@ class Platform(ABC):
         """token_ids [T], table [V, hidden] -> [T, hidden]."""
 
     @abstractmethod
+    def embedding_of_linear(self, token_ids: Tensor, weight: PackedWeight) -> Tensor:
+        """Rows token_ids [T] of a packed weight [V, hidden] -> [T, hidden]: embedding and head share one copy."""
+
+    @abstractmethod
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x / sqrt(mean(x^2) + eps) * weight over the last dim, computed in float32 (Zhang & Sennrich 2019)."""
 
@@ -97,16 +116,43 @@ class Platform(ABC):
         """x [T, 2 * N] -> silu(x[:, :N]) * x[:, N:]."""
 
     @abstractmethod
-    def rope(self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotate q [T, H, D] and k [T, G, D] by positions [T]; halves are paired (x[i], x[i + rot / 2]).
+    def gelu_and_mul(self, x: Tensor, approximate: str) -> Tensor:
+        """x [T, 2 * N] -> gelu(x[:, :N]) * x[:, N:]; approximate "none": by erf, "tanh" (Hendrycks & Gimpel 2016)."""
+
+    @abstractmethod
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        """(x - mean(x)) / sqrt(var(x) + eps) * weight + bias over the last dim, in float32 (Ba et al. 2016)."""
+
+    @abstractmethod
+    def rope(
+        self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, interleaved: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Rotate q [T, H, D] and k [T, G, D] by positions [T].
 
         cos_sin [max_positions, rot] float32: rot / 2 cosines, then rot / 2 sines. If rot < D the rest is kept.
-        Source: Su et al. 2021 (RoFormer), in the half-split pairing of GPT-NeoX.
+        Pairs: (x[i], x[i + rot / 2]) as in GPT-NeoX, or interleaved (x[2 i], x[2 i + 1]) as in GPT-J.
+        Source: Su et al. 2021 (RoFormer).
         """
+
+    def rope_and_write_kv(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        positions: Tensor,
+        cos_sin: Tensor,
+        kv_cache: KVCache,
+        slot_mapping: Tensor,
+        interleaved: bool = False,
+    ) -> Tensor:
+        """`rope`, then `write_kv`, in one; returns the rotated q. q and k may be changed in place."""
+        q, k = self.rope(q, k, positions, cos_sin, interleaved)
+        self.write_kv(k, v, kv_cache, slot_mapping)
+        return q
 
     @abstractmethod
     def write_kv(self, k: Tensor, v: Tensor, kv_cache: KVCache, slot_mapping: Tensor) -> None:
-        """Store k [T, G, Dk] and v [T, G, Dv] at slot_mapping [T]."""
+        """Store k [T, G, Dk] and v [T, G, Dv] at slot_mapping [T]. Rows may be strided, heads are contiguous."""
 
     @abstractmethod
     def paged_attention(
@@ -135,7 +181,10 @@ class Platform(ABC):
 
     @abstractmethod
     def export_block(self, kv_caches: list[KVCache], block_id: int) -> bytes:
-        """One block of every layer in its canonical byte form: per layer K then V, [block_size, G, D], row-major."""
+        """One block of every layer in its canonical byte form: per layer K then V, [block_size, G, D], row-major.
+
+        A part in int8 is followed by its scales, [block_size, G] float32.
+        """
 
     @abstractmethod
     def import_block(self, kv_caches: list[KVCache], block_id: int, data: bytes) -> None:
@@ -160,6 +209,10 @@ class Platform(ABC):
         Divided by the temperature; -inf for what the filters leave out. A greedy row counts as temperature 1. A token
         that `sample` may return is finite.
         """
+
+    @abstractmethod
+    def log_softmax(self, logits: Tensor) -> Tensor:
+        """log_softmax over the last dim of logits [R, V], float32 or float64; each row a function of itself alone."""
 
 
 DTYPES: dict[str, torch.dtype] = {

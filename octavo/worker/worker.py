@@ -31,7 +31,7 @@ class Worker:
         self._load_config = load
         self._parallel = parallel
         self.platform: Platform = get_platform(config.platform)
-        torch.set_num_threads(config.num_threads)
+        self.platform.set_num_threads(config.num_threads)
 
     @torch.inference_mode()
     def load_model(self, max_model_len: int) -> None:

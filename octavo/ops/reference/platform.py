@@ -32,6 +32,9 @@ class ReferencePlatform(Platform):
     def default_dtype(self, checkpoint_dtype: str) -> tuple[str, str]:
         return "float32", f"the reference operators are fastest in float32 (checkpoint: {checkpoint_dtype})"
 
+    def set_num_threads(self, count: int) -> None:
+        torch.set_num_threads(count)
+
     def kernel_report(self) -> dict[str, str]:
         kinds = ("linear", "embedding", "norm", "rope", "attention", "sample")
         return dict.fromkeys(kinds, f"reference (torch {torch.__version__})")
@@ -52,6 +55,9 @@ class ReferencePlatform(Platform):
     def embedding(self, token_ids: Tensor, table: Tensor) -> Tensor:
         return table.index_select(0, token_ids)
 
+    def embedding_of_linear(self, token_ids: Tensor, weight: DenseWeight) -> Tensor:
+        return weight.weight.index_select(0, token_ids)
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         x32 = x.float()
         inverse = torch.rsqrt(x32.square().mean(-1, keepdim=True).add_(eps))
@@ -65,9 +71,23 @@ class ReferencePlatform(Platform):
         gate, up = x.chunk(2, dim=-1)
         return F.silu(gate) * up
 
-    def rope(self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
+    def gelu_and_mul(self, x: Tensor, approximate: str) -> Tensor:
+        gate, up = x.chunk(2, dim=-1)
+        return F.gelu(gate, approximate=approximate) * up
+
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        x32 = x.float()
+        centred = x32 - x32.mean(-1, keepdim=True)
+        inverse = torch.rsqrt(centred.square().mean(-1, keepdim=True).add_(eps))
+        scaled = (centred * inverse).mul_(weight)
+        return (scaled if bias is None else scaled.add_(bias)).to(x.dtype)
+
+    def rope(
+        self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, interleaved: bool = False
+    ) -> tuple[Tensor, Tensor]:
         cos, sin = cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
-        return _rotate(q, cos, sin), _rotate(k, cos, sin)
+        rotate = _rotate_pairs if interleaved else _rotate_halves
+        return rotate(q, cos, sin), rotate(k, cos, sin)
 
     def write_kv(self, k: Tensor, v: Tensor, kv_cache: KVCache, slot_mapping: Tensor) -> None:
         kv_cache.k.flatten(0, 1).index_copy_(0, slot_mapping, k.to(kv_cache.k.dtype))
@@ -111,11 +131,22 @@ class ReferencePlatform(Platform):
     def process_logits(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
         return process_logits(logits, batch)
 
+    def log_softmax(self, logits: Tensor) -> Tensor:
+        return logits.log_softmax(dim=-1)
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+
+def _rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the pairs (x[i], x[i + half]) of x [T, H, D]; cos and sin [T, 1, half]."""
     half = cos.shape[-1]
     x32 = x.float()
     first, second, rest = x32[..., :half], x32[..., half : 2 * half], x32[..., 2 * half :]
     out = torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
     return out.to(x.dtype)
+
+
+def _rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the pairs (x[2 i], x[2 i + 1]) of x [T, H, D]; cos and sin [T, 1, half]."""
+    x32, rotated = x.float(), 2 * cos.shape[-1]
+    first, second = x32[..., 0:rotated:2], x32[..., 1:rotated:2]
+    pairs = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1).flatten(-2)
+    return torch.cat((pairs, x32[..., rotated:]), dim=-1).to(x.dtype)

@@ -1,0 +1,9 @@
+#include "elementwise/elementwise.h"
+
+#include "binding.h"
+
+namespace octavo {
+
+void bind_elementwise(nanobind::module_&) {}
+
+}  // namespace octavo

@@ -1,0 +1,26 @@
+// The one pool of threads of the hot path. The caller works too; threads claim chunks, and the caller waits only for
+// chunks that were claimed, so a thread that the system does not run holds nobody up.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+namespace octavo {
+
+// Threads that compute, the caller among them; 1 to 1024. Takes effect at once. Not while a parallel_for runs.
+void set_num_threads(int count);
+int num_threads();
+
+// fn(context, chunk, worker) for every chunk in [0, num_chunks), in any order and from any thread of the pool.
+// worker: 0 (the caller) .. num_threads() - 1. Not to be nested, and one caller at a time. fn must not throw.
+void parallel_for(int64_t num_chunks, void (*fn)(void* context, int64_t chunk, int worker), void* context);
+
+template <class Function>
+void parallel_for(int64_t num_chunks, Function&& function) {
+    auto call = [](void* context, int64_t chunk, int worker) {
+        (*static_cast<std::remove_reference_t<Function>*>(context))(chunk, worker);
+    };
+    parallel_for(num_chunks, call, const_cast<void*>(static_cast<const void*>(std::addressof(function))));
+}
+
+}  // namespace octavo

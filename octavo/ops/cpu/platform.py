@@ -1,0 +1,130 @@
+"""CpuPlatform: each family of operators has its own file; this one puts them together."""
+
+import torch
+from torch import Tensor
+
+from octavo import envs
+from octavo.errors import InvalidInput
+from octavo.ops.cpu import _native, attention, elementwise, linear, sampling
+from octavo.ops.interface import DTYPES, AttentionMetadata, KVCache, Platform, SamplingBatch
+from octavo.protocol.kv_cache_spec import KVCacheSpec
+
+
+class CpuPlatform(Platform):
+    """Native kernels for x86-64 and arm64, chosen by what the processor has; OCTAVO_CPU_ISA names others.
+
+    Weights are kept in their dtype; activations, norm weights and every sum are float32.
+    """
+
+    name = "cpu"
+
+    def __init__(self) -> None:
+        wanted, supported = envs.cpu_isa(), _native.supported_isas()
+        if wanted is not None and wanted not in supported:
+            raise InvalidInput(f"OCTAVO_CPU_ISA={wanted!r} cannot run here; this machine has {', '.join(supported)}")
+        _native.use_isa(wanted or supported[0])
+
+    def default_dtype(self, checkpoint_dtype: str) -> tuple[str, str]:
+        isa = _native.isa()
+        if checkpoint_dtype == "float32":
+            return "float32", f"the checkpoint's own; with bfloat16 the {isa} kernels would read half as much"
+        if checkpoint_dtype in DTYPES:
+            return checkpoint_dtype, f"the checkpoint's own, which the {isa} kernels compute in float32"
+        return "bfloat16", f"half of what float32 reads, computed in float32 by the {isa} kernels"
+
+    def activation_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        return torch.float32
+
+    @property
+    def kv_cache_dtypes(self) -> tuple[str, ...]:
+        return (*DTYPES, "int8")
+
+    def set_num_threads(self, count: int) -> None:
+        _native.set_num_threads(count)
+        # One pool in the hot path: beside ours torch's would only take the cores away.
+        torch.set_num_threads(1)
+
+    def kernel_report(self) -> dict[str, str]:
+        kinds = ("linear", "embedding", "norm", "rope", "attention", "sample")
+        return dict.fromkeys(kinds, f"cpu ({_native.isa()})")
+
+    def allocate_kv_cache(self, spec: KVCacheSpec, num_blocks: int, block_size: int) -> KVCache:
+        return attention.allocate_kv_cache(spec, num_blocks, block_size)
+
+    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> linear.NativeWeight:
+        return linear.pack_linear(weight, bias)
+
+    def linear(self, x: Tensor, weight: linear.NativeWeight) -> Tensor:
+        return linear.linear(x, weight)
+
+    def embedding(self, token_ids: Tensor, table: Tensor) -> Tensor:
+        return linear.embedding(token_ids, table)
+
+    def embedding_of_linear(self, token_ids: Tensor, weight: linear.NativeWeight) -> Tensor:
+        return linear.embedding_of_linear(token_ids, weight)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return elementwise.rms_norm(x, weight, eps)
+
+    def fused_add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        return elementwise.fused_add_rms_norm(x, residual, weight, eps)
+
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        return elementwise.layer_norm(x, weight, bias, eps)
+
+    def silu_and_mul(self, x: Tensor) -> Tensor:
+        return elementwise.silu_and_mul(x)
+
+    def gelu_and_mul(self, x: Tensor, approximate: str) -> Tensor:
+        return elementwise.gelu_and_mul(x, approximate)
+
+    def rope(
+        self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, interleaved: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        return attention.rope(q, k, positions, cos_sin, interleaved)
+
+    def write_kv(self, k: Tensor, v: Tensor, kv_cache: KVCache, slot_mapping: Tensor) -> None:
+        attention.write_kv(k, v, kv_cache, slot_mapping)
+
+    def rope_and_write_kv(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        positions: Tensor,
+        cos_sin: Tensor,
+        kv_cache: KVCache,
+        slot_mapping: Tensor,
+        interleaved: bool = False,
+    ) -> Tensor:
+        return attention.rope_and_write_kv(q, k, v, positions, cos_sin, kv_cache, slot_mapping, interleaved)
+
+    def paged_attention(
+        self,
+        q: Tensor,
+        kv_cache: KVCache,
+        metadata: AttentionMetadata,
+        scale: float,
+        sliding_window: int | None = None,
+        soft_cap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        return attention.paged_attention(q, kv_cache, metadata, scale, sliding_window, soft_cap, sinks)
+
+    def copy_blocks(self, src: KVCache, dst: KVCache, pairs: Tensor) -> None:
+        attention.copy_blocks(src, dst, pairs)
+
+    def export_block(self, kv_caches: list[KVCache], block_id: int) -> bytes:
+        return attention.export_block(kv_caches, block_id)
+
+    def import_block(self, kv_caches: list[KVCache], block_id: int, data: bytes) -> None:
+        attention.import_block(kv_caches, block_id, data)
+
+    def sample(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
+        return sampling.sample(logits, batch)
+
+    def process_logits(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
+        return sampling.process_logits(logits, batch)
+
+    def log_softmax(self, logits: Tensor) -> Tensor:
+        return sampling.log_softmax(logits)
