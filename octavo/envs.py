@@ -43,5 +43,5 @@ def omp_num_threads() -> int | None:
 
 
 def cpu_isa() -> str | None:
-    """OCTAVO_CPU_ISA: instruction set of the cpu platform's kernels (avx512, avx2, baseline, neon); default: the best."""
+    """OCTAVO_CPU_ISA: instruction set of the native kernels (avx512, avx2, baseline or neon); default: the best."""
     return os.environ.get("OCTAVO_CPU_ISA") or None

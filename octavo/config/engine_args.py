@@ -19,7 +19,7 @@ class EngineArgs:
     load_format: Literal["auto", "safetensors", "gguf", "dummy"] = "auto"
     """How weights are read; dummy: random weights."""
     dtype: str = "auto"
-    """Of weights and activations: auto, float32, bfloat16 or float16. auto picks the fast choice of this machine."""
+    """Of the weights: auto, float32, bfloat16 or float16. auto picks the fast choice of this machine and says why."""
     max_model_len: int | None = None
     """Longest sequence (prompt and output) in tokens; default: what the model supports."""
     max_num_seqs: int = 256
@@ -37,7 +37,7 @@ class EngineArgs:
     scheduling_policy: str = "fcfs"
     """fcfs: first come, first served. priority: lower priority value first, then arrival."""
     kv_cache_dtype: str = "auto"
-    """auto (as dtype), float32, bfloat16 or float16."""
+    """auto (as dtype), float32, bfloat16, float16, or int8 with a scale a token and head."""
     num_kv_blocks: int | None = None
     """Size of the KV cache in blocks; default: from the memory that is free."""
     kv_cache_memory: int | str | None = None
@@ -52,7 +52,7 @@ class EngineArgs:
     """raw_logprobs: log-probabilities of the model's own distribution; processed_logprobs: after penalties, bans,
     temperature and filters; raw_logits, processed_logits: the logits there. A request may choose its own."""
     platform: str = "auto"
-    """Which operators compute: auto or reference."""
+    """Which operators compute: cpu (native kernels), reference (plain torch), or auto: cpu where it is installed."""
     disable_log_stats: bool = False
     """No statistics line in the log."""
 

@@ -58,7 +58,7 @@ class ModelConfig:
     sliding_window: int | None = None
     """Tokens a layer looks back, counting the token itself; None: all."""
     dtype: str = "float32"
-    """dtype the checkpoint is stored in (float32 for quantised files)."""
+    """dtype the checkpoint is stored in: float32, bfloat16, float16 or quantized."""
     eos_token_ids: tuple[int, ...] = ()
     """Union of the ids named by config.json, generation_config.json and the tokenizer."""
     default_sampling: tuple[tuple[str, float | int], ...] = ()

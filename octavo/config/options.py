@@ -19,8 +19,9 @@ from octavo.protocol.sampling_params import LOGPROBS_MODES
 BLOCK_SIZES = (8, 16, 32, 64, 128)
 SCHEDULING_POLICIES = ("fcfs", "priority")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
-DTYPES = ("auto", *DTYPE_BYTES)
-_LATER_KV_CACHE_DTYPES = ("int8", "fp8", "fp8_e4m3", "fp8_e5m2")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+_LATER_KV_CACHE_DTYPES = ("fp8", "fp8_e4m3", "fp8_e5m2")
+KV_CACHE_DTYPES = ("auto", *DTYPE_BYTES)
 
 _MAX_THREADS = 4096
 _MAX_INTEGER = 2**63 - 1
@@ -167,7 +168,7 @@ _CHECKS: dict[str, Callable[[str, object], Any]] = {
     "enable_chunked_prefill": _flag,
     "long_prefill_token_threshold": _integer(0),
     "scheduling_policy": _one_of(SCHEDULING_POLICIES),
-    "kv_cache_dtype": _one_of(DTYPES, _LATER_KV_CACHE_DTYPES),
+    "kv_cache_dtype": _one_of(KV_CACHE_DTYPES, _LATER_KV_CACHE_DTYPES),
     "num_kv_blocks": _optional(_integer(1, 2**31 - 1)),
     "kv_cache_memory": _optional(_amount),
     "kv_cache_memory_bytes": _optional(_amount),

@@ -18,6 +18,7 @@ from octavo.config.machine import MachineInfo
 from octavo.config.memory import format_bytes, parse_bytes
 from octavo.config.model import ModelConfig
 from octavo.config.options import check_unchunked_budget, make_engine_args
+from octavo.config.platform_traits import PlatformTraits, WorkspaceTraits
 from octavo.errors import InvalidInput
 from octavo.protocol.kv_cache_spec import KVCacheSpec
 
@@ -29,14 +30,6 @@ MEMORY_SHARE = 0.8
 AUTO_KV_CACHE_BYTES = 4 * 2**30
 """An automatic KV cache is no larger; who wants more says so."""
 
-_SAMPLING_BYTES = 40
-"""Bytes per sampled row and vocabulary entry at the peak: float32 logits, float64 probabilities and their filters."""
-_QUERIES_AT_ONCE = 256
-_SCORES_AT_ONCE = 2**24
-"""Attention computes this many queries of a request, and this many scores of them, together at most."""
-_SCORE_BYTES = 12
-"""Bytes per attention score: float32 scores and weights, and the mask."""
-
 
 def resolve(
     args: EngineArgs,
@@ -45,25 +38,28 @@ def resolve(
     load: LoadConfig,
     weight_bytes: Callable[[str], int],
     machine: MachineInfo,
-    platform: str,
-    auto_dtype: tuple[str, str],
+    platform: PlatformTraits,
 ) -> EngineConfig:
     """Decide everything.
 
     Args:
         args: checked by `make_engine_args`.
         weight_bytes: bytes the weights take in a given dtype.
-        platform: name of the platform that will compute.
-        auto_dtype: what the platform takes for dtype "auto", and why.
+        platform: the one that will compute.
 
     Raises:
         InvalidInput: an option does not go with the model, or the sum does not fit the machine's memory.
     """
-    dtype, dtype_reason = auto_dtype if args.dtype == "auto" else (args.dtype, "as asked")
+    dtype, dtype_reason = platform.auto_dtype if args.dtype == "auto" else (args.dtype, "as asked")
     kv_cache_dtype = dtype if args.kv_cache_dtype == "auto" else args.kv_cache_dtype
+    if kv_cache_dtype not in platform.kv_cache_dtypes:
+        raise InvalidInput(
+            f"kv_cache_dtype={kv_cache_dtype!r} is not supported by the {platform.name} platform; "
+            f"use one of {', '.join(platform.kv_cache_dtypes)}"
+        )
     scheduler = _scheduler_config(args, model)
     num_threads = machine.num_cores if args.num_threads is None else args.num_threads
-    demand = _Demand.of(args, model, scheduler, kv_cache_dtype, weight_bytes(dtype))
+    demand = _Demand.of(args, model, scheduler, kv_cache_dtype, weight_bytes(dtype), platform.workspace)
     num_blocks, how = _size_pool(args, demand, machine)
     cache = CacheConfig(
         num_blocks=num_blocks, block_size=args.block_size, enable_prefix_caching=args.enable_prefix_caching
@@ -81,7 +77,9 @@ def resolve(
         cache=cache,
         parallel=ParallelConfig(),
         load=load,
-        worker=WorkerConfig(platform=platform, dtype=dtype, kv_cache_dtype=kv_cache_dtype, num_threads=num_threads),
+        worker=WorkerConfig(
+            platform=platform.name, dtype=dtype, kv_cache_dtype=kv_cache_dtype, num_threads=num_threads
+        ),
         memory=memory,
         seed=args.seed,
         logprobs_mode=args.logprobs_mode,
@@ -123,10 +121,17 @@ class _Demand:
     block: int
     """One block in all layers."""
     weights: int
+    traits: WorkspaceTraits
 
     @classmethod
     def of(
-        cls, args: EngineArgs, model: ModelConfig, scheduler: SchedulerConfig, kv_cache_dtype: str, weights: int
+        cls,
+        args: EngineArgs,
+        model: ModelConfig,
+        scheduler: SchedulerConfig,
+        kv_cache_dtype: str,
+        weights: int,
+        traits: WorkspaceTraits,
     ) -> "_Demand":
         spec = KVCacheSpec(
             num_kv_heads=model.num_kv_heads,
@@ -135,7 +140,7 @@ class _Demand:
             dtype=kv_cache_dtype,
         )
         block = args.block_size * model.num_layers * spec.bytes_per_token
-        return cls(model, scheduler, args.block_size, block, weights)
+        return cls(model, scheduler, args.block_size, block, weights, traits)
 
     @property
     def useful_blocks(self) -> int:
@@ -148,17 +153,17 @@ class _Demand:
         Every running request holds a block of its own and none is longer than the pool, so a small pool bounds the
         rows that are sampled together and the length of a request too.
         """
-        model, tokens = self.model, self.scheduler.max_num_batched_tokens
+        model, tokens, traits = self.model, self.scheduler.max_num_batched_tokens, self.traits
         length = min(self.scheduler.max_model_len, num_blocks * self.block_size)
         rows = min(self.scheduler.max_num_seqs, tokens, num_blocks)
         query, key = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
         activations = tokens * (4 * model.hidden_size + 4 * (query + key) + 4 * model.intermediate_size)
-        gathered = 2 * length * key  # K and V of one request
+        gathered = 2 * length * key if traits.gathers_kv else 0  # K and V of one request
         tables = 2 * self.scheduler.max_num_seqs * length  # token ids and block tables
         rotary = self.scheduler.max_model_len * model.head_dim
-        scores = min(_SCORES_AT_ONCE, min(_QUERIES_AT_ONCE, tokens) * model.num_heads * length)
-        sampling = rows * model.vocab_size
-        return 4 * (activations + gathered + tables + rotary) + scores * _SCORE_BYTES + sampling * _SAMPLING_BYTES
+        scores = min(traits.scores_at_once, tokens * model.num_heads * length) * traits.score_bytes
+        sampling = rows * model.vocab_size * traits.sampling_bytes
+        return 4 * (activations + gathered + tables + rotary) + scores + sampling
 
     def total(self, num_blocks: int) -> int:
         return self.weights + num_blocks * self.block + self.workspace(num_blocks)

@@ -56,8 +56,7 @@ def make_front_end(args: EngineArgs) -> FrontEnd:
         load=LoadConfig(path=path, load_format=checkpoint.load_format, seed=args.seed),
         weight_bytes=checkpoint.weight_bytes,
         machine=detect(),
-        platform=platform.name,
-        auto_dtype=platform.default_dtype(checkpoint.config.dtype),
+        platform=platform.traits(checkpoint.config.dtype),
     )
     for note in config.notes:
         logger.info("%s", note)

@@ -7,7 +7,10 @@ from octavo.layers.forward_context import ForwardContext
 
 
 class Attention:
-    """One layer's attention. `layer_index` is its place in `ForwardContext.kv_caches`; cos_sin as for `Platform.rope`."""
+    """One layer's attention. `layer_index` is its place in `ForwardContext.kv_caches`.
+
+    cos_sin and interleaved are those of `Platform.rope`.
+    """
 
     def __init__(
         self,

@@ -186,11 +186,15 @@ def _divisors(file: GGUFFile, num_frequencies: int) -> tuple[float, ...] | None:
 
 
 def _stored_dtype(file: GGUFFile) -> str:
-    """The dtype of the matrices when all have the same float type, else float32."""
-    dtypes = {GGMLQuantizationType.F16: "float16", GGMLQuantizationType.BF16: "bfloat16"}
+    """The dtype of the matrices: the float type of all of them, or quantized."""
+    dtypes = {
+        GGMLQuantizationType.F32: "float32",
+        GGMLQuantizationType.F16: "float16",
+        GGMLQuantizationType.BF16: "bfloat16",
+    }
     types = {tensor.type for tensor in file.tensors.values() if len(tensor.shape) > 1}
     only = types.pop() if len(types) == 1 else None
-    return dtypes.get(only, "float32") if isinstance(only, GGMLQuantizationType) else "float32"
+    return dtypes.get(only, "quantized") if isinstance(only, GGMLQuantizationType) else "quantized"
 
 
 def _eos_token_ids(file: GGUFFile) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from octavo.config.platform_traits import PlatformTraits, WorkspaceTraits
 from octavo.protocol.kv_cache_spec import KVCacheSpec
 
 PackedWeight = Any
@@ -61,6 +62,16 @@ class Platform(ABC):
     """One set of operators with its memory and dtypes. Third parties add theirs as `octavo.platforms` entry points."""
 
     name: str
+    workspace: WorkspaceTraits
+
+    def traits(self, checkpoint_dtype: str) -> PlatformTraits:
+        """What the plan must know. checkpoint_dtype: float32, bfloat16, float16 or quantized."""
+        return PlatformTraits(
+            name=self.name,
+            auto_dtype=self.default_dtype(checkpoint_dtype),
+            kv_cache_dtypes=self.kv_cache_dtypes,
+            workspace=self.workspace,
+        )
 
     @abstractmethod
     def default_dtype(self, checkpoint_dtype: str) -> tuple[str, str]:

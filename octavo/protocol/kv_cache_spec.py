@@ -2,8 +2,10 @@
 
 import msgspec
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 """KV cache dtypes and their size in bytes."""
+SCALE_BYTES = {"int8": 4}
+"""Of the dtypes that keep a scale beside each token and head, its size in bytes."""
 
 
 class KVCacheSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -17,4 +19,5 @@ class KVCacheSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def bytes_per_token(self) -> int:
         """Bytes one token takes in one layer."""
-        return self.num_kv_heads * (self.head_dim_k + self.head_dim_v) * DTYPE_BYTES[self.dtype]
+        values = (self.head_dim_k + self.head_dim_v) * DTYPE_BYTES[self.dtype]
+        return self.num_kv_heads * (values + 2 * SCALE_BYTES.get(self.dtype, 0))

@@ -10,7 +10,7 @@ from octavo.ops.interface import AttentionMetadata, KVCache
 
 _QUERY_CHUNK = 256
 """Queries of one request computed together. Keys after the chunk's last query are left out of its products."""
-_MAX_SCORES = 1 << 24
+MAX_SCORES = 1 << 24
 """Scores kept at once (float32), which bounds the workspace of a long prompt."""
 
 
@@ -42,7 +42,7 @@ def paged_attention(
         base = first_block * block_size
         keys = kv_cache.k.index_select(0, blocks).flatten(0, 1).float()
         values = kv_cache.v.index_select(0, blocks).flatten(0, 1).float()
-        step = max(1, min(_QUERY_CHUNK, _MAX_SCORES // (num_heads * (seq_len - base))))
+        step = max(1, min(_QUERY_CHUNK, MAX_SCORES // (num_heads * (seq_len - base))))
         for chunk in range(start, end, step):
             stop = min(chunk + step, end)
             low, high = _visible(first_position + chunk - start, first_position + stop - start, sliding_window)

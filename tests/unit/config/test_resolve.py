@@ -9,6 +9,7 @@ from octavo.config.engine_config import LoadConfig
 from octavo.config.machine import MachineInfo
 from octavo.config.model import ModelConfig
 from octavo.config.options import make_engine_args
+from octavo.config.platform_traits import PlatformTraits, WorkspaceTraits
 from octavo.config.resolve import AUTO_KV_CACHE_BYTES, MEMORY_SHARE, resolve
 from octavo.errors import InvalidInput
 
@@ -46,8 +47,12 @@ def plan(
         load=LoadConfig(path=Path("m.gguf"), load_format="gguf"),
         weight_bytes=weights.__getitem__,
         machine=machine,
-        platform="reference",
-        auto_dtype=auto,
+        platform=PlatformTraits(
+            name="reference",
+            auto_dtype=auto,
+            kv_cache_dtypes=("float32", "bfloat16", "float16"),
+            workspace=WorkspaceTraits(scores_at_once=2**24, score_bytes=12, gathers_kv=True, sampling_bytes=40),
+        ),
     )
 
 

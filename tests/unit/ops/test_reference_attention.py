@@ -148,7 +148,7 @@ def test_queries_computed_in_chunks_give_what_they_give_at_once(case, chunk):
 def test_the_workspace_limit_splits_long_prompts_without_changing_them(monkeypatch):
     case = Case([(10, 60)], 8, 2, 2, 4, 4, 0)
     whole = case.run()
-    monkeypatch.setattr(attention, "_MAX_SCORES", 1)
+    monkeypatch.setattr(attention, "MAX_SCORES", 1)
     assert_close(case.run(), whole.double())
 
 
