@@ -255,3 +255,8 @@ def test_a_model_beyond_any_float_is_refused_with_the_sum():
     model = replace(MODEL, hidden_size=2**40, num_layers=2**40, intermediate_size=2**40, vocab_size=2**40)
     with pytest.raises(InvalidInput, match=r"no room for a KV cache: weights 2\*\*120 B"):
         plan(model=model, weights=dict.fromkeys(WEIGHTS, 2**120))
+
+
+def test_a_kv_cache_dtype_the_platform_lacks_is_refused():
+    with pytest.raises(InvalidInput, match="kv_cache_dtype='int8' is not supported by the reference platform"):
+        plan(kv_cache_dtype="int8")
