@@ -50,8 +50,8 @@ def poison_free_blocks(llm: LLM) -> None:
     free = torch.tensor(free_block_ids(core.scheduler), dtype=torch.int64)
     with torch.inference_mode():
         for cache in core.executor.worker.runner.kv_caches:
-            cache.k[free] = torch.nan
-            cache.v[free] = torch.nan
+            _fill_with_nan(cache.k, free)
+            _fill_with_nan(cache.v, free)
 
 
 def run_script(llm: LLM, script: list[ScriptedRequest], *, max_steps: int = 20_000) -> Run:
@@ -87,3 +87,8 @@ def run_script(llm: LLM, script: list[ScriptedRequest], *, max_steps: int = 20_0
     last.update({output.request_id: output for output in engine.collect()})
     preemptions = int(llm.get_metrics()["num_preemptions"]) - int(before)
     return Run([last[str(index)] for index in range(len(script))], preemptions, chunks)
+
+
+def _fill_with_nan(part: torch.Tensor, blocks: torch.Tensor) -> None:
+    """Every float type reads these bytes as NaN; the scales of an int8 cache are among them."""
+    part.view(torch.uint8)[blocks] = 0xFF
