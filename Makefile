@@ -5,22 +5,22 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14 p
 	if $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then echo $$p; break; fi; done)
 VENV ?= .venv
 BIN := $(VENV)/bin
-# compat: a plain entry on the path, so that a script beside the checkout imports the package and not the folder
-INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt --config-settings editable_mode=compat
+PIP = $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+CMAKE = PATH="$(abspath $(BIN)):$$PATH" cmake
 PYTEST_ARGS ?=
+# OCTAVO_NATIVE=0: no kernels, and no compiler needed
+NATIVE := $(if $(filter 0,$(OCTAVO_NATIVE)),,native)
 
-NATIVE_ARGS ?=
+.PHONY: demo test native sanitize cross exactness models lint types layers check format clean
 
-.PHONY: demo test native exactness models lint types layers check format clean
-
-demo: $(VENV)/.installed ## set up, bring the default model, run a batch of prompts
+demo: $(VENV)/.installed $(NATIVE) ## set up, bring the default model, run a batch of prompts
 	$(BIN)/octavo pull smollm2
 	$(BIN)/python examples/demo.py
 
-test: $(VENV)/.installed-test models ## set up, bring the models of the tests, run every test
+test: $(VENV)/.installed-test $(NATIVE) models ## set up, bring the models of the tests, run every test
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-exactness: $(VENV)/.installed-test models ## the same tokens, however a request was scheduled
+exactness: $(VENV)/.installed-test $(NATIVE) models ## the same tokens, however a request was scheduled
 	$(BIN)/python -m pytest tests/exactness $(PYTEST_ARGS)
 
 models: $(VENV)/.installed-test ## without them tests skip, or fail if OCTAVO_REQUIRE_MODELS=1
@@ -36,10 +36,18 @@ types: $(VENV)/.installed-dev ## static types of the rooms without torch
 layers: $(VENV)/.installed-dev ## who may import whom
 	$(BIN)/lint-imports
 
-native: $(BIN)/python ## build the kernels in place, only what changed (needs cmake, ninja and nanobind in the environment)
-	cmake -S . -B build/native -G Ninja -DPython_EXECUTABLE=$(abspath $(BIN)/python) $(NATIVE_ARGS) > /dev/null
-	cmake --build build/native
-	cmake --install build/native --prefix . > /dev/null
+native: $(VENV)/.build-tools ## build the kernels in place, only what changed
+	@# a copy of the checkout brings a build tree that is of no use here
+	@test "$$(sed -n 's/^CMAKE_HOME_DIRECTORY:INTERNAL=//p' build/native/CMakeCache.txt 2>&1)" -ef . || rm -rf build/native
+	@$(CMAKE) -S . -B build/native -G Ninja -DPython_EXECUTABLE=$(abspath $(BIN)/python) > /dev/null
+	@$(CMAKE) --build build/native
+	@$(CMAKE) --install build/native --prefix . > /dev/null
+
+sanitize: $(VENV)/.installed-test $(VENV)/.build-tools ## the tests of the kernels under the compiler's sanitizers (Linux)
+	PATH="$(abspath $(BIN)):$$PATH" tests/build/sanitize.sh
+
+cross: $(VENV)/.build-tools ## compile the kernels with clang, for x86-64 and arm64
+	PATH="$(abspath $(BIN)):$$PATH" tests/build/cross.sh
 
 check: lint types layers
 
@@ -55,9 +63,13 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
-	$(INSTALL) -e .
+	$(PIP) -e .
 	@touch $@
 
 $(VENV)/.installed-%: pyproject.toml constraints.txt | $(BIN)/python
-	$(INSTALL) -e '.[$*]'
+	$(PIP) -e '.[$*]'
+	@touch $@
+
+$(VENV)/.build-tools: constraints.txt | $(BIN)/python
+	$(PIP) cmake ninja nanobind
 	@touch $@

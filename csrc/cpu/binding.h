@@ -4,7 +4,6 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
-#include <optional>
 
 namespace octavo {
 
@@ -24,12 +23,15 @@ T* at(uintptr_t address) {
 // bytes moved, whichever takes longer.
 class ReleaseGil {
    public:
-    explicit ReleaseGil(int64_t operations) {
-        if (operations > 10'000'000) release_.emplace();
+    explicit ReleaseGil(int64_t operations) : state_(operations > 10'000'000 ? PyEval_SaveThread() : nullptr) {}
+    ~ReleaseGil() {
+        if (state_) PyEval_RestoreThread(state_);
     }
+    ReleaseGil(const ReleaseGil&) = delete;
+    ReleaseGil& operator=(const ReleaseGil&) = delete;
 
    private:
-    std::optional<nanobind::gil_scoped_release> release_;
+    PyThreadState* state_;
 };
 
 }  // namespace octavo

@@ -11,6 +11,19 @@
 
 namespace nb = nanobind;
 
+namespace {
+
+// For the tests of the pool: how often each chunk was run in `num_jobs` jobs.
+std::vector<int64_t> count_chunks(int64_t num_chunks, int64_t num_jobs) {
+    std::vector<int64_t> counts(num_chunks, 0);
+    nb::gil_scoped_release release;
+    for (int64_t job = 0; job < num_jobs; ++job)
+        octavo::parallel_for(num_chunks, [&](int64_t chunk, int) { ++counts[chunk]; });
+    return counts;
+}
+
+}  // namespace
+
 NB_MODULE(_native, module) {
     using namespace octavo;
     module.def("isa", [] { return std::string(isa().name); }, "Instruction set in use.");
@@ -18,6 +31,7 @@ NB_MODULE(_native, module) {
     module.def("use_isa", &use_isa, "Use this one from now on; weights packed before are then of no use.");
     module.def("set_num_threads", &set_num_threads);
     module.def("num_threads", &num_threads);
+    module.def("count_chunks", &count_chunks, "For tests: how often each chunk was run in so many jobs.");
     module.def("advise_huge_pages", [](uintptr_t address, size_t size) {
         advise_huge_pages(reinterpret_cast<void*>(address), size);
     });

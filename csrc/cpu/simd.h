@@ -13,7 +13,10 @@
 #include <cstring>
 
 #if defined(__x86_64__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC 12 warns of its own _mm512_undefined_*
 #include <immintrin.h>
+#pragma GCC diagnostic pop
 #elif defined(__aarch64__)
 #include <arm_neon.h>
 #endif

@@ -3,10 +3,13 @@
 #include <atomic>
 #include <chrono>
 #include <mutex>
+#include <stdexcept>
+#include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
-#include <unistd.h>
+#include <pthread.h>
 
 namespace octavo {
 namespace {
@@ -26,122 +29,138 @@ inline void relax() {
 // Look at `done` until it holds or the spin is over.
 template <class Condition>
 bool spin_until(Condition done) {
-    auto end = std::chrono::steady_clock::now() + kSpin;
-    do {
+    auto look = [&] {
         for (int i = 0; i < 32; ++i) {
             if (done()) return true;
             relax();
         }
-    } while (std::chrono::steady_clock::now() < end);
+        return false;
+    };
+    if (look()) return true;
+    auto end = std::chrono::steady_clock::now() + kSpin;
+    while (std::chrono::steady_clock::now() < end)
+        if (look()) return true;
     return done();
 }
 
+// A count that threads wait on: spinning for a while, then asleep.
+class Signal {
+   public:
+    uint32_t value() const { return value_.load(std::memory_order_acquire); }
+
+    void add(uint32_t count) {
+        // Sequentially consistent, as in wait_past: either the sleeper sees the new value or it is seen sleeping.
+        value_.fetch_add(count);
+        if (num_sleeping_.load() > 0) value_.notify_all();
+    }
+
+    // Returns when the value is not `seen` any more.
+    void wait_past(uint32_t seen) {
+        if (spin_until([&] { return value() != seen; })) return;
+        num_sleeping_.fetch_add(1);
+        while (value_.load() == seen) value_.wait(seen);
+        num_sleeping_.fetch_sub(1);
+    }
+
+   private:
+    std::atomic<uint32_t> value_{0};
+    std::atomic<int> num_sleeping_{0};
+};
+
 class Pool {
    public:
-    explicit Pool(int count) : owner_(getpid()), count_(count) {
-        for (int worker = 1; worker < count; ++worker) threads_.emplace_back([this, worker] { work(worker); });
+    explicit Pool(int count) : count_(count) {
+        threads_.reserve(count - 1);
+        try {
+            for (int worker = 1; worker < count; ++worker) threads_.emplace_back([this, worker] { work(worker); });
+        } catch (const std::system_error&) {
+            // The system gives no more threads: those there are do all of the work.
+        }
     }
 
     ~Pool() {
-        stopping_ = true;
-        epoch_.fetch_add(1);
-        epoch_.notify_all();
+        stopping_.store(true);
+        jobs_.add(1);
         for (auto& thread : threads_) thread.join();
     }
 
     int count() const { return count_; }
-    bool is_forked() const { return owner_ != getpid(); }
-    // After a fork the threads are not there to be joined.
-    void abandon() {
-        for (auto& thread : threads_) thread.detach();
-        threads_.clear();
-    }
 
     void run(int64_t num_chunks, void (*fn)(void*, int64_t, int), void* context) {
-        fn_.store(fn, std::memory_order_relaxed);
-        context_.store(context, std::memory_order_relaxed);
-        num_chunks_.store(uint32_t(num_chunks), std::memory_order_relaxed);
-        num_done_.store(0, std::memory_order_relaxed);
-        uint32_t generation = uint32_t(ticket_.load(std::memory_order_relaxed) >> 32) + 1;
-        ticket_.store(uint64_t(generation) << 32);
-        epoch_.fetch_add(1);
-        if (num_sleeping_.load() > 0) epoch_.notify_all();
-        claim(0);
-        auto all_done = [&] { return num_done_.load(std::memory_order_acquire) == uint32_t(num_chunks); };
-        while (!spin_until(all_done)) std::this_thread::yield();
+        fn_ = fn;
+        context_ = context;
+        num_chunks_ = num_chunks;
+        uint32_t before = done_.value();
+        unclaimed_.store(num_chunks, std::memory_order_release);
+        jobs_.add(1);
+        auto others = uint32_t(num_chunks - claim(0));
+        for (uint32_t seen; (seen = done_.value()) - before != others;) done_.wait_past(seen);
     }
 
    private:
-    // Run chunks until none is left. A ticket is (generation, next chunk): a claim by compare-and-swap succeeds only
-    // while the job whose fields were read is still the current one, and the job cannot end while a claim is open.
-    void claim(int worker) {
-        uint64_t ticket = ticket_.load(std::memory_order_acquire);
-        for (;;) {
-            auto fn = fn_.load(std::memory_order_relaxed);
-            auto context = context_.load(std::memory_order_relaxed);
-            uint32_t num_chunks = num_chunks_.load(std::memory_order_relaxed);
-            uint32_t chunk = uint32_t(ticket);
-            if (chunk >= num_chunks) {
-                // fields of a newer job may have been read with an older ticket: look again before giving up
-                uint64_t now = ticket_.load(std::memory_order_acquire);
-                if (now == ticket) return;
-                ticket = now;
-                continue;
-            }
-            if (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel,
-                                               std::memory_order_acquire))
-                continue;
-            fn(context, chunk, worker);
-            num_done_.fetch_add(1, std::memory_order_release);
-            ticket = ticket_.load(std::memory_order_acquire);
+    // Run chunks until none is left; how many it were. A claim takes one off `unclaimed_`, and only then are the fields
+    // of the job read: they cannot change while a claim is open, as the caller waits for it. So a thread that comes
+    // late finds nothing, or helps with whatever job is the current one.
+    int64_t claim(int worker) {
+        int64_t num_run = 0;
+        while (unclaimed_.load(std::memory_order_relaxed) > 0) {
+            int64_t left = unclaimed_.fetch_sub(1, std::memory_order_acquire);
+            if (left <= 0) break;
+            fn_(context_, num_chunks_ - left, worker);
+            ++num_run;
         }
+        return num_run;
     }
 
     void work(int worker) {
         uint32_t seen = 0;
-        while (!stopping_) {
-            if (!spin_until([&] { return epoch_.load(std::memory_order_acquire) != seen; })) {
-                num_sleeping_.fetch_add(1);
-                epoch_.wait(seen);
-                num_sleeping_.fetch_sub(1);
-            }
-            seen = epoch_.load(std::memory_order_acquire);
-            if (!stopping_) claim(worker);
+        for (;;) {
+            jobs_.wait_past(seen);
+            seen = jobs_.value();
+            if (stopping_.load()) return;
+            if (int64_t num_run = claim(worker)) done_.add(uint32_t(num_run));
         }
     }
 
-    const pid_t owner_;
     const int count_;
     std::vector<std::thread> threads_;
     std::atomic<bool> stopping_{false};
-    alignas(64) std::atomic<uint32_t> epoch_{0};
-    std::atomic<int> num_sleeping_{0};
-    alignas(64) std::atomic<uint64_t> ticket_{uint64_t(1) << 32};
-    std::atomic<void (*)(void*, int64_t, int)> fn_{nullptr};
-    std::atomic<void*> context_{nullptr};
-    std::atomic<uint32_t> num_chunks_{0};
-    alignas(64) std::atomic<uint32_t> num_done_{0};
+    void (*fn_)(void*, int64_t, int) = nullptr;
+    void* context_ = nullptr;
+    int64_t num_chunks_ = 0;
+    alignas(64) Signal jobs_;                       // jobs posted
+    alignas(64) std::atomic<int64_t> unclaimed_{0};  // chunks of the current job; below 0 where several came too late
+    alignas(64) Signal done_;                       // chunks that workers have run
 };
 
-std::mutex mutex;  // one job at a time, whoever calls
-std::unique_ptr<Pool> pool;
-int wanted_threads = 1;
+// Never destroyed: at the exit of the process another thread may still be computing.
+Pool* pool = nullptr;
+std::mutex mutex;  // one job at a time, and none while the process forks
+std::atomic<int> wanted_threads{1};
 
-Pool& current_pool() {
-    if (pool && pool->is_forked()) {
-        pool->abandon();
-        pool.release();  // its threads' state is unknown
-    }
-    if (!pool || pool->count() != wanted_threads) {
-        pool.reset();
-        pool = std::make_unique<Pool>(wanted_threads);
-    }
-    return *pool;
+// A child has none of its parent's threads and makes its own when it needs them.
+void keep_across_forks() {
+    pthread_atfork([] { mutex.lock(); }, [] { mutex.unlock(); },
+                   [] {
+                       pool = nullptr;
+                       mutex.unlock();
+                   });
+}
+
+Pool& current_pool(int count) {
+    if (pool && pool->count() == count) return *pool;
+    static std::once_flag once;
+    std::call_once(once, keep_across_forks);
+    delete pool;
+    pool = nullptr;
+    return *(pool = new Pool(count));
 }
 
 }  // namespace
 
 void set_num_threads(int count) {
+    if (count < 1 || count > 1024)
+        throw std::invalid_argument("num_threads=" + std::to_string(count) + " must be 1 to 1024");
     std::lock_guard lock(mutex);
     wanted_threads = count;
 }
@@ -149,13 +168,12 @@ void set_num_threads(int count) {
 int num_threads() { return wanted_threads; }
 
 void parallel_for(int64_t num_chunks, void (*fn)(void*, int64_t, int), void* context) {
-    if (num_chunks <= 0) return;
-    if (num_chunks == 1 || wanted_threads == 1) {
+    if (num_chunks <= 1 || wanted_threads == 1) {
         for (int64_t chunk = 0; chunk < num_chunks; ++chunk) fn(context, chunk, 0);
         return;
     }
     std::lock_guard lock(mutex);
-    current_pool().run(num_chunks, fn, context);
+    current_pool(wanted_threads).run(num_chunks, fn, context);
 }
 
 }  // namespace octavo

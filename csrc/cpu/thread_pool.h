@@ -4,15 +4,17 @@
 
 #include <cstdint>
 #include <memory>
+#include <type_traits>
 
 namespace octavo {
 
-// Threads that compute, the caller among them; 1 to 1024. Takes effect at once. Not while a parallel_for runs.
+// Threads that compute, the caller among them: 1 to 1024, else std::invalid_argument. Waits for a running job.
 void set_num_threads(int count);
 int num_threads();
 
-// fn(context, chunk, worker) for every chunk in [0, num_chunks), in any order and from any thread of the pool.
-// worker: 0 (the caller) .. num_threads() - 1. Not to be nested, and one caller at a time. fn must not throw.
+// fn(context, chunk, worker) for every chunk in [0, num_chunks), in any order and from any thread of the pool; all of
+// it has happened before this returns. worker: 0 (the caller) .. num_threads() - 1, where num_threads() is that of the
+// moment the job starts. One job at a time: other callers wait. Not to be nested. fn must not throw.
 void parallel_for(int64_t num_chunks, void (*fn)(void* context, int64_t chunk, int worker), void* context);
 
 template <class Function>

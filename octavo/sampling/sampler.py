@@ -84,12 +84,12 @@ class Sampler:
         failed = _find_broken(logits, token_ids, batch) | failed
         logprobs: list[TokenLogprobs | None] = [None] * len(inputs.temperature)
         if len(raw_rows):
-            _fill_logprobs(logprobs, raw_rows, raw, token_ids, inputs)
+            self._fill_logprobs(logprobs, raw_rows, raw, token_ids, inputs)
         processed_rows = np.flatnonzero(asked & inputs.processed)
         if len(processed_rows):
             index = torch.from_numpy(processed_rows)
             processed = self._platform.process_logits(logits[index], _select(batch, index))
-            _fill_logprobs(logprobs, processed_rows, processed, token_ids, inputs)
+            self._fill_logprobs(logprobs, processed_rows, processed, token_ids, inputs)
         return SamplerOutput(token_ids.numpy(), logprobs, failed)
 
     def _change(self, logits: Tensor, inputs: SamplingInputs) -> dict[int, str]:
@@ -111,6 +111,23 @@ class Sampler:
             mask_out(logits, inputs.banned)
         return _find_exhausted(logits, inputs) | failed
 
+    def _fill_logprobs(
+        self,
+        logprobs: list[TokenLogprobs | None],
+        rows: npt.NDArray[np.intp],
+        logits: Tensor,
+        token_ids: Tensor,
+        inputs: SamplingInputs,
+    ) -> None:
+        """Set the entries of `rows` [W], whose logits are [W, V]."""
+        normalize = torch.from_numpy(inputs.normalized[rows])
+        counts = inputs.num_logprobs[rows].tolist()
+        entries = gather_logprobs(
+            self._platform.log_softmax, logits, token_ids[torch.from_numpy(rows)], counts, normalize
+        )
+        for row, entry in zip(rows, entries, strict=True):
+            logprobs[row] = entry
+
 
 def _find_exhausted(logits: Tensor, inputs: SamplingInputs) -> dict[int, str]:
     """Rows in which no token is left."""
@@ -131,21 +148,6 @@ def _find_broken(logits: Tensor, token_ids: Tensor, batch: SamplingBatch) -> dic
     broken = (~greatest.isfinite()).nonzero().squeeze(1).tolist()
     reason = "the model's logits are not finite; its weights are damaged, or too large for its dtype"
     return dict.fromkeys(broken, reason)
-
-
-def _fill_logprobs(
-    logprobs: list[TokenLogprobs | None],
-    rows: npt.NDArray[np.intp],
-    logits: Tensor,
-    token_ids: Tensor,
-    inputs: SamplingInputs,
-) -> None:
-    """Set the entries of `rows` [W], whose logits are [W, V]."""
-    normalize = torch.from_numpy(inputs.normalized[rows])
-    counts = inputs.num_logprobs[rows].tolist()
-    entries = gather_logprobs(logits, token_ids[torch.from_numpy(rows)], counts, normalize)
-    for row, entry in zip(rows, entries, strict=True):
-        logprobs[row] = entry
 
 
 def _batch(inputs: SamplingInputs) -> SamplingBatch:

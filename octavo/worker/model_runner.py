@@ -103,7 +103,15 @@ class ModelRunner:
         positions = find_prompt_positions(self.rows, batch)
         if positions is None:
             return {}
-        return compute_prompt_logprobs(positions, self.rows, batch, request_ids, hidden, self.model.compute_logits)
+        return compute_prompt_logprobs(
+            positions,
+            self.rows,
+            batch,
+            request_ids,
+            hidden,
+            self.model.compute_logits,
+            self._platform.log_softmax,
+        )
 
     def _failures(self, request_ids: list[str], batch: InputBatch) -> dict[str, str]:
         """Requests of this step that could not be set up."""

@@ -53,6 +53,7 @@ def compute_prompt_logprobs(
     request_ids: list[str],
     hidden: Tensor,
     compute_logits: Callable[[Tensor], Tensor],
+    log_softmax: Callable[[Tensor], Tensor],
 ) -> dict[str, list[TokenLogprobs]]:
     """Request id -> one entry a position, in order.
 
@@ -61,12 +62,14 @@ def compute_prompt_logprobs(
     Args:
         hidden: [T, hidden] of this step's tokens.
         compute_logits: [S, hidden] -> [S, V].
+        log_softmax: [S, V] -> [S, V].
     """
     result: dict[str, list[TokenLogprobs]] = {}
     for first in range(0, len(positions.token), _SLICE):
         part = slice(first, first + _SLICE)
         row = batch.rows[positions.request[part]]
         entries = gather_logprobs(
+            log_softmax,
             compute_logits(hidden[torch.from_numpy(positions.token[part])]),
             torch.from_numpy(positions.predicted[part]),
             rows.num_prompt_logprobs[row].tolist(),

@@ -4,8 +4,10 @@ import torch
 from torch import Tensor
 
 from octavo import envs
+from octavo.config.platform_traits import WorkspaceTraits
 from octavo.errors import InvalidInput
 from octavo.ops.cpu import _native, attention, elementwise, linear, sampling
+from octavo.ops.cpu.linear import NativeWeight
 from octavo.ops.interface import DTYPES, AttentionMetadata, KVCache, Platform, SamplingBatch
 from octavo.protocol.kv_cache_spec import KVCacheSpec
 
@@ -17,6 +19,8 @@ class CpuPlatform(Platform):
     """
 
     name = "cpu"
+    # attention keeps results of partitions, never more than these; sampling works on the logits as they are
+    workspace = WorkspaceTraits(scores_at_once=2**22, score_bytes=4, gathers_kv=False, sampling_bytes=8)
 
     def __init__(self) -> None:
         wanted, supported = envs.cpu_isa(), _native.supported_isas()
@@ -51,16 +55,16 @@ class CpuPlatform(Platform):
     def allocate_kv_cache(self, spec: KVCacheSpec, num_blocks: int, block_size: int) -> KVCache:
         return attention.allocate_kv_cache(spec, num_blocks, block_size)
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> linear.NativeWeight:
+    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> NativeWeight:
         return linear.pack_linear(weight, bias)
 
-    def linear(self, x: Tensor, weight: linear.NativeWeight) -> Tensor:
+    def linear(self, x: Tensor, weight: NativeWeight) -> Tensor:
         return linear.linear(x, weight)
 
     def embedding(self, token_ids: Tensor, table: Tensor) -> Tensor:
         return linear.embedding(token_ids, table)
 
-    def embedding_of_linear(self, token_ids: Tensor, weight: linear.NativeWeight) -> Tensor:
+    def embedding_of_linear(self, token_ids: Tensor, weight: NativeWeight) -> Tensor:
         return linear.embedding_of_linear(token_ids, weight)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

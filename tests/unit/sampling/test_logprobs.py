@@ -2,7 +2,12 @@ import numpy as np
 import pytest
 import torch
 
-from octavo.sampling.logprobs import gather_logprobs
+from octavo.ops.reference import ReferencePlatform
+from octavo.sampling.logprobs import gather_logprobs as gather
+
+
+def gather_logprobs(*args):
+    return gather(ReferencePlatform().log_softmax, *args)
 
 
 def test_values_and_ranks_match_a_float64_log_softmax():
@@ -60,3 +65,22 @@ def test_rows_are_bitwise_their_own_at_every_width_and_batch(dtype, width):
         for first in range(0, 37, size):
             part = slice(first, first + size)
             assert gather_logprobs(logits[part], token_ids[part], [2] * len(logits[part])) == together[part]
+
+
+@pytest.mark.parametrize("width", [1, 63, 64, 130, 1003, 5000])
+def test_the_top_ones_are_those_of_a_full_sort_whatever_their_number(width):
+    generator = torch.Generator().manual_seed(width)
+    rows = torch.randn(4, width, generator=generator) * 3
+    rows[1].round_()
+    rows[2] = 1.0
+    rows[3, torch.rand(width, generator=generator) < 0.9] = -torch.inf
+    for count in {1, 2, 3, 15, 16, 77, 78, 79, max(width - 1, 1), width, width + 1}:
+        entries = gather_logprobs(rows, torch.zeros(4, dtype=torch.int64), [count] * 4)
+        for row, entry in zip(rows, entries, strict=True):
+            assert entry.token_ids[1:] == row.sort(descending=True, stable=True).indices[:count].tolist()
+
+
+def test_rows_of_nan_give_some_entry():
+    logits = torch.full((1, 500), torch.nan)
+    assert len(gather_logprobs(logits, torch.tensor([3]), [2])) == 1
+    assert len(gather_logprobs(logits, torch.tensor([3]), [-1])[0].token_ids) == 501

@@ -1,0 +1,281 @@
+"""KV cache, rope and paged attention of the cpu platform: cheap checks here, the work in csrc/cpu/attention.
+
+Layout: k [num_blocks, G, Dk, block_size], so K lies transposed in its block, and v [num_blocks, G, block_size, Dv]. In
+int8 the last dim but one of k, and the last of v, has 4 more: the bytes of the block's scales, [block_size] float32 a
+head, which follow that head's values.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from octavo.errors import InvalidInput
+from octavo.ops.cpu import _native
+from octavo.ops.interface import DTYPES, AttentionMetadata, KVCache
+from octavo.protocol.kv_cache_spec import KVCacheSpec
+
+_HEAD_DIM_MULTIPLE = 8
+_BLOCK_SIZE_MULTIPLE = 8
+_MAX_BLOCK_SIZE = 128
+_NO_WINDOW = 2**31 - 1
+_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
+"""KV dtypes and their numbers in csrc/cpu/attention/attention.h."""
+
+
+class _Shape(NamedTuple):
+    """What the tensors of a cache say about it."""
+
+    num_blocks: int
+    type: int
+    block_size: int
+    num_kv_heads: int
+    head_dim_k: int
+    head_dim_v: int
+
+
+def allocate_kv_cache(spec: KVCacheSpec, num_blocks: int, block_size: int) -> KVCache:
+    """See `Platform.allocate_kv_cache`.
+
+    Raises:
+        InvalidInput: a head size or block size that the kernels do not have.
+    """
+    for head_dim in (spec.head_dim_k, spec.head_dim_v):
+        if head_dim < 1 or head_dim % _HEAD_DIM_MULTIPLE:
+            raise InvalidInput(
+                f"the cpu platform's attention takes head sizes that are multiples of {_HEAD_DIM_MULTIPLE}, "
+                f"and this model's is {head_dim}; use the reference platform"
+            )
+    if not 0 < block_size <= _MAX_BLOCK_SIZE or block_size % _BLOCK_SIZE_MULTIPLE:
+        raise InvalidInput(
+            f"block_size is {block_size}, and the cpu platform takes multiples of {_BLOCK_SIZE_MULTIPLE} "
+            f"up to {_MAX_BLOCK_SIZE}"
+        )
+    dtype = torch.int8 if spec.dtype == "int8" else DTYPES[spec.dtype]
+    scales = 4 if dtype == torch.int8 else 0
+    k = torch.empty(num_blocks, spec.num_kv_heads, spec.head_dim_k + scales, block_size, dtype=dtype)
+    v = torch.empty(num_blocks, spec.num_kv_heads, block_size, spec.head_dim_v + scales, dtype=dtype)
+    for part in (k, v):
+        _native.advise_huge_pages(part.data_ptr(), part.nbytes)
+    return KVCache(k, v)
+
+
+def rope(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, interleaved: bool = False) -> tuple[Tensor, Tensor]:
+    """See `Platform.rope`. q and k are left as they are."""
+    return _rotated(q, positions, cos_sin, interleaved), _rotated(k, positions, cos_sin, interleaved)
+
+
+def write_kv(k: Tensor, v: Tensor, kv_cache: KVCache, slot_mapping: Tensor) -> None:
+    """See `Platform.write_kv`. k and v float32."""
+    _write(k, v, kv_cache, slot_mapping, (0, 0, 0, 0, 0, 0, 0, False))
+
+
+def rope_and_write_kv(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor,
+    kv_cache: KVCache,
+    slot_mapping: Tensor,
+    interleaved: bool = False,
+) -> Tensor:
+    """See `Platform.rope_and_write_kv`. q is rotated in place and returned; k is left as it is."""
+    q = _rows(q)
+    if q.stride(0) < q.shape[1] * q.shape[2]:
+        q = q.clone(memory_format=torch.contiguous_format)
+    if q.shape[2] != k.shape[2] or len(q) != len(k):
+        raise ValueError(f"q {list(q.shape)} and k {list(k.shape)} differ in tokens or head size")
+    table = _checked_table(cos_sin, positions, q)
+    _write(k, v, kv_cache, slot_mapping, (q.data_ptr(), q.stride(0), q.shape[1], *table, interleaved))
+    return q
+
+
+def paged_attention(
+    q: Tensor,
+    kv_cache: KVCache,
+    metadata: AttentionMetadata,
+    scale: float,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """See `Platform.paged_attention`. q [T, H, Dk] float32 -> [T, H, Dv]; rows of no request are 0."""
+    q = _rows(q)
+    shape = _shape(kv_cache)
+    num_tokens, num_heads, head_dim = q.shape
+    if head_dim != shape.head_dim_k or num_heads % shape.num_kv_heads:
+        raise ValueError(f"q {list(q.shape)} does not fit a cache of {shape}")
+    if sinks is not None:
+        sinks = sinks.to(torch.float32).contiguous()
+        if sinks.shape != (num_heads,):
+            raise ValueError(f"sinks {list(sinks.shape)} are not one for each of {num_heads} heads")
+    out = torch.empty(num_tokens, num_heads, shape.head_dim_v)
+    _native.paged_attention(
+        _plan(metadata, shape, num_tokens, num_heads, sliding_window),
+        q.data_ptr(),
+        q.stride(0),
+        out.data_ptr(),
+        kv_cache.k.data_ptr(),
+        kv_cache.v.data_ptr(),
+        shape.type,
+        head_dim,
+        scale,
+        soft_cap or 0.0,
+        0 if sinks is None else sinks.data_ptr(),
+    )
+    return out
+
+
+def copy_blocks(src: KVCache, dst: KVCache, pairs: Tensor) -> None:
+    """See `Platform.copy_blocks`."""
+    pairs = pairs.to(torch.int64).contiguous()
+    if pairs.dim() != 2 or pairs.shape[1] != 2:
+        raise ValueError(f"pairs {list(pairs.shape)} are not [P, 2]")
+    for source, target in zip(src, dst, strict=True):
+        if source.shape[1:] != target.shape[1:] or source.dtype != target.dtype:
+            raise ValueError(f"blocks of {source.dtype} {source.shape} and {target.dtype} {target.shape} differ")
+        _require_contiguous(source, target)
+        block_bytes = source.stride(0) * source.element_size()
+        _native.copy_blocks(
+            source.data_ptr(), len(source), target.data_ptr(), len(target), block_bytes, pairs.data_ptr(), len(pairs)
+        )
+
+
+def export_block(kv_caches: list[KVCache], block_id: int) -> bytes:
+    """See `Platform.export_block`."""
+    parts = (part for cache in kv_caches for part in _canonical_parts(cache, block_id))
+    return b"".join(part.reshape(-1).view(torch.uint8).numpy().tobytes() for part in parts)
+
+
+def import_block(kv_caches: list[KVCache], block_id: int, data: bytes) -> None:
+    """See `Platform.import_block`."""
+    parts = [part for cache in kv_caches for part in _canonical_parts(cache, block_id)]
+    size = sum(part.nbytes for part in parts)
+    if len(data) != size:
+        raise InvalidInput(f"a block takes {size} bytes but {len(data)} were given; they belong to another model")
+    raw = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    for part, piece in zip(parts, raw.split([part.nbytes for part in parts]), strict=True):
+        part.copy_(piece.clone().view(part.dtype).view(part.shape))
+
+
+def _canonical_parts(cache: KVCache, block_id: int) -> list[Tensor]:
+    """Views of one block as [block_size, G, D], K then V; in int8 each with its scales [block_size, G] after it."""
+    k, v = cache.k[block_id], cache.v[block_id]
+    if k.dtype != torch.int8:
+        return [k.permute(2, 0, 1), v.permute(1, 0, 2)]
+    num_kv_heads, head_dim_k, block_size = k.shape[0], k.shape[1] - 4, k.shape[2]
+    head_dim_v = v.shape[2] - 4
+    k, v = k.flatten(1), v.flatten(1)
+    k_values, k_scales = k.split([head_dim_k * block_size, 4 * block_size], dim=1)
+    v_values, v_scales = v.split([block_size * head_dim_v, 4 * block_size], dim=1)
+    return [
+        k_values.view(num_kv_heads, head_dim_k, block_size).permute(2, 0, 1),
+        k_scales.view(torch.float32).t(),
+        v_values.view(num_kv_heads, block_size, head_dim_v).permute(1, 0, 2),
+        v_scales.view(torch.float32).t(),
+    ]
+
+
+def _plan(
+    metadata: AttentionMetadata, shape: _Shape, num_tokens: int, num_heads: int, sliding_window: int | None
+) -> _native.AttentionPlan:
+    """How this step's work is split; made by the first layer of a shape, found by the others."""
+    key = (shape, num_tokens, num_heads, sliding_window, _native.num_threads())
+    found = metadata.plans.get(key)
+    if found is not None:
+        return found[0]
+    if sliding_window is not None and sliding_window < 1:
+        raise ValueError(f"sliding_window is {sliding_window}, and a token sees at least itself")
+    tables, starts, lens = (
+        part.to(torch.int32).contiguous()
+        for part in (metadata.block_tables, metadata.query_start_loc, metadata.seq_lens)
+    )
+    if tables.dim() != 2 or len(tables) != len(lens) or len(starts) != len(lens) + 1:
+        raise ValueError(f"{len(lens)} seq_lens, {len(starts)} query_start_loc, block_tables {list(tables.shape)}")
+    plan = _native.plan_attention(
+        tables.data_ptr(),
+        tables.shape[1],
+        starts.data_ptr(),
+        lens.data_ptr(),
+        len(lens),
+        num_tokens,
+        shape.num_blocks,
+        shape.block_size,
+        num_heads,
+        shape.num_kv_heads,
+        shape.head_dim_v,
+        min(sliding_window or _NO_WINDOW, _NO_WINDOW),
+    )
+    metadata.plans[key] = plan, tables  # the plan points into the tables
+    return plan
+
+
+def _shape(cache: KVCache) -> _Shape:
+    k, v = cache
+    num_blocks, num_kv_heads, head_dim_k, block_size = k.shape
+    head_dim_v = v.shape[3]
+    if v.shape[:3] != (num_blocks, num_kv_heads, block_size) or k.dtype != v.dtype:
+        raise ValueError(f"k {k.dtype} {list(k.shape)} and v {v.dtype} {list(v.shape)} are not one cache")
+    _require_contiguous(k, v)
+    if k.dtype == torch.int8:
+        head_dim_k, head_dim_v = head_dim_k - 4, head_dim_v - 4
+    return _Shape(num_blocks, _TYPES[k.dtype], block_size, num_kv_heads, head_dim_k, head_dim_v)
+
+
+def _require_contiguous(*parts: Tensor) -> None:
+    for part in parts:
+        if not part.is_contiguous():
+            raise ValueError(f"a cache of shape {list(part.shape)} and strides {part.stride()} is not contiguous")
+
+
+def _rows(x: Tensor) -> Tensor:
+    """x [T, H, D] with contiguous heads in every row, as the kernels read it. Rows may be strided."""
+    if x.dtype != torch.float32:
+        raise ValueError(f"activations are float32 on the cpu platform, not {x.dtype}")
+    strides = x.stride()
+    return x if strides[2] == 1 and strides[1] == x.shape[2] else x.contiguous()
+
+
+def _checked_table(cos_sin: Tensor, positions: Tensor, x: Tensor) -> tuple[int, int, int, int]:
+    """(positions, cos_sin, max_positions, rotated) for the kernels that rotate x [T, heads, D]."""
+    max_positions, rotated = cos_sin.shape
+    if rotated % 2 or rotated > x.shape[2] or positions.shape != x.shape[:1]:
+        raise ValueError(f"cos_sin {list(cos_sin.shape)}, positions {list(positions.shape)} and x {list(x.shape)}")
+    if cos_sin.dtype != torch.float32 or positions.dtype != torch.int64:
+        raise ValueError(f"cos_sin is {cos_sin.dtype} and positions {positions.dtype}, not float32 and int64")
+    if not cos_sin.is_contiguous() or not positions.is_contiguous():
+        raise ValueError("cos_sin and positions must be contiguous")
+    return positions.data_ptr(), cos_sin.data_ptr(), max_positions, rotated
+
+
+def _rotated(x: Tensor, positions: Tensor, cos_sin: Tensor, interleaved: bool) -> Tensor:
+    x = _rows(x)
+    out = torch.empty(x.shape)
+    num_tokens, num_heads, head_dim = x.shape
+    table = _checked_table(cos_sin, positions, x)
+    _native.rope(x.data_ptr(), x.stride(0), out.data_ptr(), num_heads, head_dim, num_tokens, *table, interleaved)
+    return out
+
+
+def _write(k: Tensor, v: Tensor, kv_cache: KVCache, slot_mapping: Tensor, query: tuple) -> None:
+    """query: what the native function takes for rotating q and k, zeros for neither."""
+    k, v = _rows(k), _rows(v)
+    shape = _shape(kv_cache)
+    rows = (len(slot_mapping), shape.num_kv_heads)
+    if k.shape != (*rows, shape.head_dim_k) or v.shape != (*rows, shape.head_dim_v):
+        raise ValueError(f"k {list(k.shape)} and v {list(v.shape)} do not fit {rows[0]} slots of a cache of {shape}")
+    if slot_mapping.dtype != torch.int64 or not slot_mapping.is_contiguous():
+        raise ValueError("slot_mapping must be int64 and contiguous")
+    _native.write_kv(
+        k.data_ptr(),
+        k.stride(0),
+        v.data_ptr(),
+        v.stride(0),
+        kv_cache.k.data_ptr(),
+        kv_cache.v.data_ptr(),
+        *shape,
+        slot_mapping.data_ptr(),
+        len(slot_mapping),
+        *query,
+    )
