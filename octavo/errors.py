@@ -12,8 +12,28 @@ class InvalidInput(ValueError):
     """An option, field, prompt or file is refused. The message names the value, the limit and the way out."""
 
 
+class PromptTooLong(InvalidInput):
+    """A prompt has more tokens than there is room for."""
+
+
 class EngineDeadError(RuntimeError):
     """The engine core is gone (closed, killed or failed): nothing can be asked of it any more."""
+
+
+class Overloaded(RuntimeError):
+    """The queue of an engine is full: the request is refused, nothing of it is left, and it may be sent again later.
+
+    Args:
+        message: which bound was reached.
+        retry_after: seconds after which there is likely to be room.
+    """
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message, retry_after)
+        self.retry_after = retry_after
+
+    def __str__(self) -> str:
+        return f"{self.args[0]}; try again in {self.retry_after:g} s"
 
 
 def not_built(what: str, hint: str = "") -> InvalidInput:

@@ -5,11 +5,31 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from octavo import AsyncLLM, RequestOutput, SamplingParams
+
+OPTIONS = {"dtype": "float32", "num_kv_blocks": 64, "disable_log_stats": True}
+GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+
+
+def long(max_tokens: int | None = 400, **fields) -> SamplingParams:
+    """Parameters of a request that does not end soon by itself."""
+    return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, **fields)
+
+
+def with_llm(model: str, use: Callable[[AsyncLLM], Awaitable[None]], **options: object) -> None:
+    """Run `use(llm)` in an event loop of its own; the engine must be clean after it."""
+
+    async def run() -> None:
+        async with AsyncLLM(model, **{"core": "thread", **OPTIONS, **options}) as llm:
+            await use(llm)
+            await assert_nothing_held(llm)
+            assert llm.load() == (0, 0, 0)
+
+    asyncio.run(run())
 
 
 async def last_output(llm: AsyncLLM, prompt: object, params: SamplingParams | None = None, **options) -> RequestOutput:

@@ -19,6 +19,7 @@ class ScriptedRequest:
     abort: int | None = None
     priority: int = 0
     cache_salt: str | None = None
+    tenant: str | None = None
 
 
 @dataclass
@@ -73,7 +74,9 @@ def run_script(llm: LLM, script: list[ScriptedRequest], *, max_steps: int = 20_0
         for index, request in enumerate(script):
             if request.arrival == number:
                 prompt = {"prompt_token_ids": list(request.prompt), "cache_salt": request.cache_salt}
-                engine.add_request(str(index), prompt, request.params, request.priority)
+                message, text = engine.prepare(str(index), prompt, request.params, request.priority)
+                message.tenant = request.tenant
+                engine.submit(message, text)
             if request.abort == number:
                 engine.abort_request([str(index)])
         if number > max(request.arrival for request in script) and not engine.has_unfinished_requests():

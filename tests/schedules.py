@@ -68,6 +68,7 @@ def scripts(params: st.SearchStrategy[SamplingParams]) -> st.SearchStrategy[list
             abort=st.one_of(st.none(), st.none(), st.none(), st.integers(0, 40)),
             priority=st.integers(-2, 2),
             cache_salt=st.sampled_from([None, None, "a"]),
+            tenant=st.sampled_from([None, "a", "b"]),
         ),
         min_size=2,
         max_size=8,
@@ -88,4 +89,5 @@ def engine_options(draw) -> dict:
         "long_prefill_token_threshold": draw(st.sampled_from([0, 0, 5])) if chunked else 0,
         "max_num_seqs": draw(st.integers(2, 8)),
         "scheduling_policy": draw(st.sampled_from(["fcfs", "priority"])),
+        "fair_share": draw(st.booleans()),
     }

@@ -36,6 +36,9 @@ class EngineArgs:
     """Tokens of one prompt computed in a step at most; 0: the whole token budget."""
     scheduling_policy: str = "fcfs"
     """fcfs: first come, first served. priority: lower priority value first, then arrival."""
+    fair_share: bool = False
+    """Tenants share the running slots and the token budget: a flood from one does not starve another. The
+    scheduling_policy holds inside a tenant."""
     kv_cache_dtype: str = "auto"
     """auto (as dtype), float32, bfloat16, float16, or int8 with a scale a token and head."""
     num_kv_blocks: int | None = None

@@ -17,6 +17,8 @@ class SchedulerConfig:
     long_prefill_token_threshold: int = 0
     """0: off."""
     policy: str = "fcfs"
+    fair_share: bool = False
+    """Tenants share the running slots and the token budget."""
 
 
 @dataclass(frozen=True, kw_only=True)

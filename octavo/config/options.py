@@ -61,8 +61,18 @@ def _refuse_not_built(name: str, value: object) -> None:
         asks_nothing = same_kind and bool(value == neutral)
     except Exception:  # arrays, and objects that cannot be compared
         asks_nothing = False
-    if not asks_nothing:
-        raise not_built(f"{name}={short_repr(value)}", f"leave it out or give {neutral!r}")
+    if asks_nothing:
+        return
+    if name in _NEVER:
+        raise InvalidInput(f"{name}={short_repr(value)} is not supported: {_NEVER[name]}")
+    raise not_built(f"{name}={short_repr(value)}", f"leave it out or give {neutral!r}")
+
+
+_NEVER = {
+    "gpu_memory_utilization": 'the KV cache has a size of its own; give kv_cache_memory, such as "2GiB", or neither',
+    "trust_remote_code": "code that comes with a model is never run; leave it out",
+}
+"""Of those options the ones that will not be built as they are, with what there is instead."""
 
 
 def _check_together(args: EngineArgs) -> None:
@@ -168,6 +178,7 @@ _CHECKS: dict[str, Callable[[str, object], Any]] = {
     "enable_chunked_prefill": _flag,
     "long_prefill_token_threshold": _integer(0),
     "scheduling_policy": _one_of(SCHEDULING_POLICIES),
+    "fair_share": _flag,
     "kv_cache_dtype": _one_of(KV_CACHE_DTYPES, _LATER_KV_CACHE_DTYPES),
     "num_kv_blocks": _optional(_integer(1, 2**31 - 1)),
     "kv_cache_memory": _optional(_amount),

@@ -108,6 +108,7 @@ def _scheduler_config(args: EngineArgs, model: ModelConfig) -> SchedulerConfig:
         enable_chunked_prefill=args.enable_chunked_prefill,
         long_prefill_token_threshold=args.long_prefill_token_threshold,
         policy=args.scheduling_policy,
+        fair_share=args.fair_share,
     )
 
 

@@ -19,6 +19,7 @@ from octavo.loader.pull import find_model
 from octavo.logging import configure_logging, get_logger
 from octavo.ops.registry import get_platform
 from octavo.scheduler.scheduler import Scheduler
+from octavo.tokenization.token_length import TokenLengthBound
 from octavo.tokenization.tokenizer import Tokenizer, load_tokenizer
 
 logger = get_logger(__name__)
@@ -100,6 +101,7 @@ def _input_processor(config: EngineConfig, tokenizer: Tokenizer) -> InputProcess
         block_size=config.cache.block_size,
         engine_seed=config.seed,
         logprobs_mode=config.logprobs_mode,
+        token_length=TokenLengthBound(tokenizer.backend),
     )
 
 

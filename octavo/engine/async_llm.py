@@ -16,9 +16,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from octavo.config.resolve import make_engine_args
+from octavo.engine.admission import AdmissionQueue, Load
 from octavo.engine.assemble import encode_config, make_front_end
 from octavo.engine.core_client import SocketClient
 from octavo.engine.input_processor import Prompt
+from octavo.engine.prompts import size_hint
 from octavo.engine.stream_hub import PromptMaker, StreamHub
 from octavo.engine.tokenizer_thread import TokenizerThread
 from octavo.errors import InvalidInput
@@ -30,6 +32,9 @@ from octavo.tokenization.chat import encode_rendered, render_chat
 from octavo.tokenization.tokenizer import Tokenizer
 
 T = TypeVar("T")
+
+_LONG_PROMPT = 32_768
+"""Characters or token ids. A longer prompt takes about 10 ms and more to prepare, and has a thread of its own."""
 
 
 class AsyncLLM:
@@ -51,6 +56,8 @@ class AsyncLLM:
         core: str = "process",
         heartbeat_timeout: float = 30.0,
         step_timeout: float = 600.0,
+        max_queued_requests: int | None = None,
+        max_queued_tokens: int | None = None,
         **options: Any,
     ) -> None:
         """`options` are the fields of `octavo.config.engine_args.EngineArgs`.
@@ -60,6 +67,8 @@ class AsyncLLM:
                 can end a step that hangs.
             heartbeat_timeout: seconds without a sign of life after which the core is taken for dead.
             step_timeout: seconds in one and the same step after which it is.
+            max_queued_requests: requests that may wait for the core to begin them; None: no bound.
+            max_queued_tokens: prompt tokens that may wait; None: no bound. A longer one is taken when no other waits.
 
         Raises:
             InvalidInput (a ValueError): a value is refused, the model cannot be had or does not fit. What only shows
@@ -70,17 +79,20 @@ class AsyncLLM:
             raise InvalidInput(f'core={core!r} must be "process" or "thread"')
         heartbeat_timeout = _seconds("heartbeat_timeout", heartbeat_timeout)
         step_timeout = _seconds("step_timeout", step_timeout)
+        self._admission = AdmissionQueue(max_queued_requests, max_queued_tokens)
         front_end = make_front_end(make_engine_args(model=model, **options))
         self.config = front_end.config
         self._tokenizer = front_end.tokenizer
         self._input_processor = front_end.input_processor
         self._tokenizer_thread = TokenizerThread()
-        self._hub = StreamHub(front_end, is_core_elsewhere=core == "process")
+        self._long_prompt_thread = TokenizerThread("octavo-tokenizer-long")
+        self._hub = StreamHub(front_end, self._admission, is_core_elsewhere=core == "process")
         self._client = self._hub.client = SocketClient(
             self._hub, kind=core, heartbeat_timeout=heartbeat_timeout, step_timeout=step_timeout
         )
         self._client.start(encode_config(self.config), front_end.vocab_size)
-        self._finalizer = weakref.finalize(self, _finalize, self._client, self._tokenizer_thread)
+        self._threads = (self._tokenizer_thread, self._long_prompt_thread)
+        self._finalizer = weakref.finalize(self, _finalize, self._client, self._threads)
 
     def generate(
         self,
@@ -89,6 +101,7 @@ class AsyncLLM:
         request_id: str | None = None,
         *,
         priority: int = 0,
+        tenant: str | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Complete one prompt; yields as `sampling_params.output_kind` says, everything so far by default.
 
@@ -100,13 +113,16 @@ class AsyncLLM:
             sampling_params: None: the model's own defaults.
             request_id: what the outputs and `abort` call it. It need not be unique; None: one is made up.
             priority: lower first; needs scheduling_policy="priority" to matter.
+            tenant: whom it is for; needs fair_share=True to matter. None is one tenant too.
 
         Raises:
             InvalidInput (a ValueError): the prompt or a parameter is refused; then nothing has been queued.
+            Overloaded: the queue is full; then nothing has been queued.
             EngineDeadError: the core is gone.
             RuntimeError: the step that computed this request failed; the engine lives on.
         """
-        return self._read(request_id, lambda: (prompt, None), _own_copy(sampling_params), priority)
+        thread = self._thread_for(prompt)
+        return self._read(request_id, lambda: (prompt, None), thread, _own_copy(sampling_params), priority, tenant)
 
     def chat(
         self,
@@ -115,6 +131,7 @@ class AsyncLLM:
         request_id: str | None = None,
         *,
         priority: int = 0,
+        tenant: str | None = None,
         cache_salt: str | None = None,
         **template_options: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
@@ -130,7 +147,8 @@ class AsyncLLM:
             text = render_chat(tokenizer, messages, **template_options)
             return {"prompt_token_ids": encode_rendered(tokenizer, text), "cache_salt": cache_salt}, text
 
-        return self._read(request_id, render, _own_copy(sampling_params), priority)
+        thread = self._thread_for(messages)
+        return self._read(request_id, render, thread, _own_copy(sampling_params), priority, tenant)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End every live request of this id or these ids; unknown ids are ignored.
@@ -165,6 +183,15 @@ class AsyncLLM:
         """The state after the last step that was heard of."""
         self._client.check()
         return self._client.stats
+
+    def load(self) -> Load:
+        """How many requests are computed and how many wait, as this end knows it now."""
+        return self._admission.load()
+
+    @property
+    def core_pid(self) -> int | None:
+        """The process of the engine core; None if it is a thread."""
+        return self._client.core_pid
 
     async def reset_prefix_cache(self) -> bool:
         """Forget every cached block. False, and nothing changes, while requests hold blocks."""
@@ -213,7 +240,7 @@ class AsyncLLM:
 
     def close(self) -> None:
         """`shutdown` for callers without an event loop."""
-        _close(self._client, self._tokenizer_thread)
+        _close(self._client, self._threads)
         self._finalizer.detach()
 
     async def __aenter__(self) -> "AsyncLLM":
@@ -229,15 +256,25 @@ class AsyncLLM:
     ) -> None:
         await self.shutdown()
 
+    def _thread_for(self, prompt: object) -> TokenizerThread:
+        """Short prompts do not wait behind long ones."""
+        return self._long_prompt_thread if size_hint(prompt, _LONG_PROMPT) >= _LONG_PROMPT else self._tokenizer_thread
+
     async def _read(
-        self, user_id: str | None, make_prompt: PromptMaker, params: SamplingParams | Exception | None, priority: int
+        self,
+        user_id: str | None,
+        make_prompt: PromptMaker,
+        thread: TokenizerThread,
+        params: SamplingParams | Exception | None,
+        priority: int,
+        tenant: str | None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Submit a request and hand out what comes; whatever ends this, the request ends with it."""
         if isinstance(params, Exception):
             raise params
         stream = self._hub.open(user_id)
         try:
-            submitted = self._tokenizer_thread.submit(self._hub.submit, stream, make_prompt, params, priority)
+            submitted = thread.submit(self._hub.submit, stream, make_prompt, params, priority, tenant)
             await asyncio.wrap_future(submitted)
             while True:
                 output = await stream.next()
@@ -259,19 +296,20 @@ def _own_copy(params: SamplingParams | None) -> SamplingParams | Exception | Non
         return error
 
 
-def _close(client: SocketClient, tokenizer_thread: TokenizerThread) -> None:
+def _close(client: SocketClient, threads: Iterable[TokenizerThread]) -> None:
     try:
         client.close()
     finally:
-        tokenizer_thread.close()
+        for thread in threads:
+            thread.close()
 
 
-def _finalize(client: SocketClient, tokenizer_thread: TokenizerThread) -> None:
+def _finalize(client: SocketClient, threads: Iterable[TokenizerThread]) -> None:
     """Close an engine that was forgotten. Should one of its own threads find that out, it must not wait for itself."""
     if threading.current_thread() is threading.main_thread():
-        _close(client, tokenizer_thread)
+        _close(client, threads)
     else:
-        threading.Thread(target=_close, args=(client, tokenizer_thread), name="octavo-closer").start()
+        threading.Thread(target=_close, args=(client, threads), name="octavo-closer").start()
 
 
 def _follow(source: "Future[T]") -> "Future[T]":

@@ -27,6 +27,8 @@ class EngineCore:
         self.failed_request_ids: list[str] = []
         """If the last step failed: the requests it was computing, or the one it was about to schedule, as far as that
         is known. They are live, and waiting."""
+        self.first_scheduled: list[str] = []
+        """Requests that the last step began, by their own ids, though it may have failed since."""
         self._is_sound = True
 
     def add_request(self, request: EngineCoreRequest) -> None:
@@ -51,8 +53,13 @@ class EngineCore:
         the accounts stay right and the engine usable. Then the failure is raised.
         """
         unfinished = self.has_unfinished_requests()
-        self.failed_request_ids = []
-        return self._whole(self._step) if unfinished else []
+        self.failed_request_ids, self.first_scheduled = [], []
+        if not unfinished:
+            return []
+        try:
+            return self._whole(self._step)
+        finally:
+            self.first_scheduled = self.scheduler.first_scheduled
 
     def reset_prefix_cache(self) -> bool:
         """Forget every cached block. False, and nothing changes, while requests hold blocks."""

@@ -195,6 +195,11 @@ class SocketClient:
             send(self._outbox, data)
         return future
 
+    @property
+    def core_pid(self) -> int | None:
+        """The core's process, if it has one."""
+        return self.launcher.pid if isinstance(self.launcher, CoreProcess) else None
+
     def close(self) -> None:
         """End the core and free everything. Returns when that is done, also to a second caller."""
         if self._is_forked():

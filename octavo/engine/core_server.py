@@ -92,7 +92,14 @@ class CoreServer:
             self._send(EngineReady(stats=core.stats, kernels=core.executor.kernel_report()))
             while self._follow_messages(core):
                 self._outputs += self._step(core, pulse)
-                self._send(StepOutputs(outputs=self._outputs, stats=core.stats, failures=self._failures))
+                self._send(
+                    StepOutputs(
+                        outputs=self._outputs,
+                        stats=core.stats,
+                        failures=self._failures,
+                        first_scheduled=core.first_scheduled,
+                    )
+                )
                 self._outputs, self._failures = [], []
             return True
         except Exception as error:

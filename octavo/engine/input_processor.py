@@ -9,6 +9,7 @@ and what was lowered or does not apply is written on the request's receipt.
 import hashlib
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
@@ -23,16 +24,29 @@ from octavo.engine.prompts import (
     parse_prompt,
     parse_text,
 )
-from octavo.errors import InvalidInput, short_repr
+from octavo.errors import InvalidInput, PromptTooLong, short_repr
 from octavo.logging import get_logger
 from octavo.protocol.checks import as_int
-from octavo.protocol.messages import EngineCoreRequest
+from octavo.protocol.messages import EngineCoreRequest, PromptEmbeds
 from octavo.protocol.sampling_params import SamplingParams
+from octavo.tokenization.token_length import TokenLengthBound
 from octavo.tokenization.tokenizer import Tokenizer
 
 __all__ = ["InputProcessor", "Prompt", "PromptDict", "as_prompt_list"]
 
 logger = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedPrompt:
+    """A prompt that fits the engine."""
+
+    token_ids: list[int]
+    """Zeros for `embeds`."""
+    text: str | None
+    """If it was given as text."""
+    embeds: PromptEmbeds | None
+    cache_salt: str | None
 
 
 class InputProcessor:
@@ -46,6 +60,7 @@ class InputProcessor:
         block_size: tokens a block.
         engine_seed: requests without a seed derive theirs from it.
         logprobs_mode: of requests that do not choose their own.
+        token_length: of the tokenizer; None: every text is tokenised.
     """
 
     def __init__(
@@ -58,11 +73,15 @@ class InputProcessor:
         block_size: int,
         engine_seed: int,
         logprobs_mode: str = "raw_logprobs",
+        token_length: TokenLengthBound | None = None,
     ) -> None:
         self._tokenizer = tokenizer
+        self._token_length = token_length
         self._max_model_len = max_model_len
         self._num_blocks = num_blocks
         self._block_size = block_size
+        self._room = min(max_model_len, num_blocks * block_size)
+        """Tokens a sequence may have."""
         self._engine_seed = engine_seed
         self._logprobs_mode = logprobs_mode
         self._hidden_size = model.hidden_size
@@ -95,28 +114,57 @@ class InputProcessor:
             InvalidInput: anything about the request is refused; nothing has changed then.
         """
         parse_text("request_id", request_id)
+        tokenized = self.tokenize(self.parse(prompt))
+        return self.resolve(request_id, tokenized, params, priority), tokenized.text
+
+    # The three parts of `process`. The first two change nothing and may run in several threads at once.
+
+    def parse(self, prompt: Prompt) -> ParsedPrompt:
+        """Check the form of a prompt, and whether its length alone proves that it is too long."""
         parsed = parse_prompt(prompt)
-        embeds = None if parsed.embeds is None else pack_embeds(parsed.embeds, self._hidden_size)
-        token_ids = self._tokenize(parsed) if embeds is None else [0] * embeds.shape[0]
+        num_tokens = self.min_tokens(parsed)
+        if parsed.text is None:
+            self._check_length(num_tokens)
+        elif num_tokens + 1 > self._room:
+            raise self._too_long(f"at least {num_tokens}")
+        return parsed
+
+    def min_tokens(self, prompt: ParsedPrompt) -> int:
+        """How many tokens a prompt has, or of a text what is certain before it is tokenised."""
+        if prompt.text is not None:
+            return 0 if self._token_length is None else self._token_length.min_tokens(prompt.text)
+        return len(prompt.token_ids or ()) if prompt.embeds is None else prompt.embeds.shape[0]
+
+    def tokenize(self, prompt: ParsedPrompt) -> TokenizedPrompt:
+        """The token ids of a prompt, and whether they fit. Takes seconds for a text of megabytes."""
+        embeds = None if prompt.embeds is None else pack_embeds(prompt.embeds, self._hidden_size)
+        token_ids = self._tokenize(prompt) if embeds is None else [0] * embeds.shape[0]
         self._check_length(len(token_ids))
+        return TokenizedPrompt(token_ids, prompt.text, embeds, prompt.cache_salt)
+
+    def resolve(
+        self, request_id: str, prompt: TokenizedPrompt, params: SamplingParams | None, priority: int
+    ) -> EngineCoreRequest:
+        """The request of a prompt, and the next arrival."""
+        embeds = prompt.embeds
         given = self._check_params(params, has_embeds=embeds is not None)
-        resolved = self._resolve_params(given, len(token_ids))
+        resolved = self._resolve_params(given, len(prompt.token_ids))
         eos_token_ids = [] if given.ignore_eos else list(self._eos_token_ids)
         request = EngineCoreRequest(
             request_id=request_id,
-            prompt_token_ids=token_ids,
+            prompt_token_ids=prompt.token_ids,
             sampling_params=resolved,
             eos_token_ids=eos_token_ids,
             arrival_time=time.monotonic(),
             priority=_parse_priority(priority),
-            cache_salt=parsed.cache_salt,
+            cache_salt=prompt.cache_salt,
             prompt_embeds=embeds,
             bad_words_token_ids=self._ban_words(resolved, eos_token_ids),
             clamps=_clamps(given, resolved),
             ignored=_ignored(given, has_embeds=embeds is not None),
         )
         self.num_arrivals += 1
-        return request, parsed.text
+        return request
 
     def _tokenize(self, prompt: ParsedPrompt) -> list[int]:
         if prompt.text is None:
@@ -134,13 +182,15 @@ class InputProcessor:
         return token_ids
 
     def _check_length(self, num_tokens: int) -> None:
-        pool_tokens = self._num_blocks * self._block_size
-        if num_tokens + 1 <= min(self._max_model_len, pool_tokens):
-            return
+        if num_tokens + 1 > self._room:
+            raise self._too_long(str(num_tokens))
+
+    def _too_long(self, num_tokens: str) -> PromptTooLong:
         needs = f"prompt has {num_tokens} tokens and needs room for at least one more, but"
+        pool_tokens = self._num_blocks * self._block_size
         if self._max_model_len <= pool_tokens:
-            raise InvalidInput(f"{needs} max_model_len is {self._max_model_len}; shorten it or raise max_model_len")
-        raise InvalidInput(
+            return PromptTooLong(f"{needs} max_model_len is {self._max_model_len}; shorten it or raise max_model_len")
+        return PromptTooLong(
             f"{needs} the KV cache holds {pool_tokens} ({self._num_blocks} blocks x {self._block_size}); "
             "shorten it, or raise num_kv_blocks or kv_cache_memory"
         )
@@ -181,7 +231,7 @@ class InputProcessor:
 
     def _resolve_params(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
         """A copy in which nothing is left open and every limit fits."""
-        room = min(self._max_model_len, self._num_blocks * self._block_size) - num_prompt_tokens
+        room = self._room - num_prompt_tokens
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         return msgspec.structs.replace(
             params,

@@ -135,6 +135,8 @@ class _RequestState:
         self._wants_prompt_logprobs = params.prompt_logprobs is not None
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self._clamps, self._ignored = list(request.clamps), list(request.ignored)
+        self._between_tokens: list[float] = []
+        """Of tokens that no output has shown yet."""
 
     @property
     def finished(self) -> bool:
@@ -145,7 +147,10 @@ class _RequestState:
         if self._wants_prompt_logprobs and output.new_token_ids:  # they come with the first token of any sample
             self._wants_prompt_logprobs = False
             self._prompt_logprobs = self._read_prompt_logprobs(output.prompt_logprobs or [])
+        before = sample.timings.last_token
         sample.append(output)
+        if before and output.new_token_ids:
+            self._between_tokens.append(output.timings.last_token - before)
 
     def _read_prompt_logprobs(self, entries: list[TokenLogprobs]) -> list[dict[int, Logprob] | None]:
         return [None, *(read_logprobs(entry, self._decoded) for entry in entries)]
@@ -184,10 +189,13 @@ class _RequestState:
         timings = [sample.timings for sample in self.samples.values()]
         scheduled = _earliest(t.scheduled for t in timings)
         first_token = _earliest(t.first_token for t in timings)
+        between_tokens, self._between_tokens = self._between_tokens, []
         return RequestMetrics(
             queue_time=_span(timings[0].arrival, scheduled),
             prefill_time=_span(scheduled, first_token),
             decode_time=_span(first_token, max(t.last_token for t in timings)),
+            time_to_first_token=_span(timings[0].arrival, first_token),
+            between_tokens=between_tokens,
             num_preemptions=sum(sample.num_preemptions for sample in self.samples.values()),
             clamps=list(self._clamps),
             ignored=list(self._ignored),

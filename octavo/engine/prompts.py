@@ -87,6 +87,25 @@ def parse_prompt(prompt: object) -> ParsedPrompt:
     raise InvalidInput(f"prompt={short_repr(prompt)} is a {type(prompt).__name__}; give {_FORMS}")
 
 
+def size_hint(prompt: object, enough: int) -> int:
+    """About how many characters or ids there are in a prompt or conversation of whatever form; no more than told.
+
+    Stops counting at `enough`. Never raises: what has no known form counts as nothing.
+    """
+    size, parts = 0, [prompt]
+    while parts and size < enough:
+        part = parts.pop()
+        if isinstance(part, str):
+            size += len(part)
+        elif isinstance(part, dict):
+            size += len(part)
+            parts += part.values()
+        elif isinstance(part, (list, tuple)):
+            size += len(part)
+            parts += part if part and not isinstance(part[0], int) else ()
+    return size
+
+
 def _parse_dict(prompt: Mapping[object, object]) -> ParsedPrompt:
     unknown = [key for key in prompt if key not in _PROMPT_KEYS]
     if unknown:

@@ -6,6 +6,7 @@ never holds more than the request's whole output.
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -24,6 +25,7 @@ class RequestStream:
         self.request_id = request_id
         self.user_id = user_id
         self.loop = asyncio.get_running_loop()
+        self.arrival_time = time.monotonic()
         self.n = 1
         """Samples of the request."""
         self.is_delta = False
@@ -98,6 +100,7 @@ def merge(first: RequestOutput, second: RequestOutput, is_delta: bool) -> Reques
     return replace(
         second,
         outputs=[completions[index] for index in sorted(completions)],
+        metrics=replace(second.metrics, between_tokens=first.metrics.between_tokens + second.metrics.between_tokens),
         prompt_logprobs=first.prompt_logprobs if second.prompt_logprobs is None else second.prompt_logprobs,
     )
 

@@ -14,9 +14,11 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from octavo import envs
+from octavo.engine.admission import AdmissionQueue
 from octavo.engine.assemble import FrontEnd
 from octavo.engine.core_client import SocketClient
 from octavo.engine.input_processor import Prompt
+from octavo.engine.prompts import parse_text
 from octavo.engine.request_stream import RequestStream, wake
 from octavo.errors import InvalidInput
 from octavo.metrics.stat_logger import StatLogger
@@ -34,10 +36,12 @@ class StreamHub:
 
     client: SocketClient
 
-    def __init__(self, front_end: FrontEnd, is_core_elsewhere: bool) -> None:
+    def __init__(self, front_end: FrontEnd, admission: AdmissionQueue, is_core_elsewhere: bool) -> None:
         """`is_core_elsewhere`: the core runs in another process."""
+        self._admission = admission
         self._input_processor = front_end.input_processor
         self._output_processor = front_end.output_processor
+        self._resolve_lock = threading.Lock()
         self._output_lock = threading.Lock()
         self._is_core_elsewhere = is_core_elsewhere
         self._stat_logger = StatLogger(envs.log_interval()) if front_end.config.log_stats else None
@@ -48,12 +52,13 @@ class StreamHub:
     # Called by readers. Nothing here waits for another thread.
 
     def open(self, user_id: str | None) -> RequestStream:
-        """A stream for the event loop that runs now. Raises what ended the core, or InvalidInput."""
+        """A stream for the event loop that runs now. Raises what ended the core, InvalidInput, or Overloaded."""
         self.client.check()
         if user_id is not None and not isinstance(user_id, str):
             raise InvalidInput(f"request_id={user_id!r} must be a string, or None for one that is made up")
         request_id = next(self._request_ids)
         stream = RequestStream(request_id, request_id if user_id is None else user_id)
+        self._admission.enter(request_id)
         self.streams[request_id] = stream
         return stream
 
@@ -61,6 +66,7 @@ class StreamHub:
         """Nobody reads this stream any more: its request ends, unless it has ended."""
         stream.is_left = True
         self.streams.pop(stream.request_id, None)
+        self._admission.leave(stream.request_id)
         if stream.is_sent:
             self.client.post(AbortRequests([stream.request_id]))
 
@@ -73,10 +79,15 @@ class StreamHub:
         if sent := [stream.request_id for stream in named if stream.is_sent]:
             self.client.send(AbortRequests(sent))
 
-    # Called in the tokenizer's thread.
+    # Called in the tokenizers' threads.
 
     def submit(
-        self, stream: RequestStream, make_prompt: PromptMaker, params: SamplingParams | None, priority: int
+        self,
+        stream: RequestStream,
+        make_prompt: PromptMaker,
+        params: SamplingParams | None,
+        priority: int,
+        tenant: str | None,
     ) -> None:
         """Check, tokenise and send one request."""
         if stream.is_left:
@@ -85,12 +96,22 @@ class StreamHub:
         if self._is_core_elsewhere:
             _check_importable(params)
         prompt, rendered = make_prompt()
-        request, text = self._input_processor.process(stream.user_id, prompt, params, priority)
-        request.request_id = stream.request_id
+        processor = self._input_processor
+        parse_text("request_id", stream.user_id)
+        if tenant is not None:
+            parse_text("tenant", tenant)
+        parsed = processor.parse(prompt)
+        self._admission.set_tokens(stream.request_id, processor.min_tokens(parsed))
+        tokenized = processor.tokenize(parsed)
+        self._admission.set_tokens(stream.request_id, len(tokenized.token_ids))
+        with self._resolve_lock:
+            request = processor.resolve(stream.user_id, tokenized, params, priority)
+        request.request_id, request.tenant = stream.request_id, tenant
+        request.arrival_time = stream.arrival_time
         stream.n = request.sampling_params.n
         stream.is_delta = request.sampling_params.output_kind is RequestOutputKind.DELTA
         with self._output_lock:
-            self._output_processor.add_request(request, rendered or text)
+            self._output_processor.add_request(request, rendered or tokenized.text)
         stream.is_sent = True  # before it is, so that whoever ends the stream meanwhile aborts, or is seen below
         try:
             self.client.send(AddRequest(request))
@@ -105,6 +126,7 @@ class StreamHub:
     # Called by the client, from its threads.
 
     def step_done(self, step: StepOutputs) -> None:
+        self._admission.scheduled(step.first_scheduled)
         self._fail(step.failures)
         with self._output_lock:
             outputs, stopped = self._output_processor.process(step.outputs)
@@ -131,7 +153,9 @@ class StreamHub:
         for output in outputs:
             if (stream := self.streams.get(output.request_id)) is not None:
                 output.request_id = stream.user_id
-                stream.is_sent = stream.is_sent and not output.finished
+                if output.finished:
+                    stream.is_sent = False
+                    self._admission.leave(stream.request_id)
                 stream.put(output)
                 streams.append(stream)
         for stream in wake(streams):
@@ -151,6 +175,7 @@ class StreamHub:
         for failure in failures:
             if (stream := streams.get(failure.request_id)) is not None:
                 stream.fail((InvalidInput if failure.is_invalid_input else RuntimeError)(failure.message))
+                self._admission.leave(stream.request_id)
                 self.client.post(AbortRequests([stream.request_id]))  # its other samples
                 wake([stream])
 

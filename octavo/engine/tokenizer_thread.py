@@ -1,7 +1,8 @@
 """The thread that prepares requests: checks, templates, tokenisation, in their order of arrival.
 
 Like a `ThreadPoolExecutor` of one worker, but nothing ever waits for it without limit, not even the interpreter's exit:
-templates and imports are a user's code and may hang. What always holds: every future that was handed out ends.
+templates and imports are a user's code and may hang. What always holds: every future that was handed out ends, and
+what was cancelled is not kept in memory until its turn comes.
 """
 
 import threading
@@ -22,10 +23,16 @@ CLOSE_SECONDS = 3.0
 
 
 class TokenizerThread:
-    """One daemon thread, started when there is something to do. Thread-safe."""
+    """One daemon thread, started when there is something to do. Thread-safe.
 
-    def __init__(self) -> None:
-        self._work: SimpleQueue[tuple[Future[None], Callable[[], None]] | None] = SimpleQueue()
+    Args:
+        name: of the thread.
+    """
+
+    def __init__(self, name: str = "octavo-tokenizer") -> None:
+        self._name = name
+        self._work: SimpleQueue[tuple[Future[None], list[Callable[[], None]]] | None] = SimpleQueue()
+        """Each future with its call, in a list that is emptied when the future has ended."""
         self._lock = threading.Lock()
         self._unfinished: set[Future[None]] = set()
         self._thread: threading.Thread | None = None
@@ -34,13 +41,15 @@ class TokenizerThread:
     def submit(self, call: Callable[..., None], *args: Any) -> "Future[None]":
         """Run `call(*args)` after all that was submitted before. Raises EngineDeadError after `close`."""
         future: Future[None] = Future()
+        calls = [partial(call, *args)]
+        future.add_done_callback(lambda _: calls.clear())
         with self._lock:
             if self._is_closed:
                 raise _closed()
             self._unfinished.add(future)
-            self._work.put((future, partial(call, *args)))
+            self._work.put((future, calls))
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="octavo-tokenizer", daemon=True)
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
         return future
 
@@ -63,11 +72,11 @@ class TokenizerThread:
 
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
-            future, call = work
-            _settle(future, call)
+            future, calls = work
+            _settle(future, calls)
             with self._lock:
                 self._unfinished.discard(future)
-            del work, future, call  # while it waits it keeps no request alive
+            del work, future, calls  # while it waits it keeps no request alive
 
     def _fail_unfinished(self) -> None:
         with self._lock:
@@ -81,13 +90,15 @@ class TokenizerThread:
                 future.set_exception(_closed())
 
 
-def _settle(future: "Future[None]", call: Callable[[], None]) -> None:
+def _settle(future: "Future[None]", calls: list[Callable[[], None]]) -> None:
     """Run the call, unless nobody waits for it any more. Its future may be failed meanwhile."""
     error: BaseException | None = None
     try:
         if not future.set_running_or_notify_cancel():
             return
-        call()
+        call = next(iter(calls), None)
+        if call is not None:  # it was not failed meanwhile
+            call()
     except BaseException as raised:
         error = raised
     with suppress(InvalidStateError):

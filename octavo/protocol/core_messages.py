@@ -83,6 +83,8 @@ class StepOutputs(msgspec.Struct, kw_only=True, tag=True):
     outputs: list[EngineCoreOutput]
     stats: EngineStats
     failures: list[RequestFailure] = []
+    first_scheduled: list[str] = []
+    """Requests that the step computed anything of for the first time: they have left the queue."""
 
 
 class CallResult(msgspec.Struct, kw_only=True, tag=True):

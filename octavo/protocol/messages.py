@@ -43,6 +43,8 @@ class EngineCoreRequest(msgspec.Struct, kw_only=True):
     """Lower is served first under the `priority` policy."""
     cache_salt: str | None = None
     """Requests share cached prefixes only with requests of the same salt."""
+    tenant: str | None = None
+    """Whom the request is for, where tenants share the engine fairly; None is one of them."""
     prompt_embeds: PromptEmbeds | None = None
     bad_words_token_ids: list[list[int]] = []
     """The token sequences that `bad_words` stand for: the last id of one may not follow the others."""

@@ -46,6 +46,10 @@ class RequestMetrics:
     """From first being scheduled to the first output token."""
     decode_time: float = 0.0
     """From the first output token to the last."""
+    time_to_first_token: float = 0.0
+    """From arrival to the first output token."""
+    between_tokens: list[float] = field(default_factory=list)
+    """From each token to the next of the same sample, for the tokens that are new in this output."""
     num_preemptions: int = 0
     """How often the request lost its KV cache and computed it again; of n samples, the sum."""
     clamps: list[str] = field(default_factory=list)

@@ -1,5 +1,6 @@
 """SamplingParams: how the next tokens of one request are chosen and when it stops. Validated here and nowhere else."""
 
+import difflib
 import enum
 import math
 import re
@@ -23,7 +24,20 @@ class RequestOutputKind(enum.Enum):
     """Nothing until the request has finished, then everything."""
 
 
-class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
+class _NamesUnknownFields(type(msgspec.Struct)):  # type: ignore[misc]  # msgspec exports it under no name in all versions
+    """Of a struct made with a field it does not have, the error says which one was meant."""
+
+    def __call__(cls, *args: Any, **fields: Any) -> Any:
+        known = cls.__struct_fields__
+        for name in fields:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"the fields are {', '.join(known)}"
+                raise TypeError(f"{short_repr(name)} is no field of {cls.__name__}; {hint}")
+        return super().__call__(*args, **fields)
+
+
+class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, metaclass=_NamesUnknownFields):
     """Sampling parameters of one request, with the names and defaults vLLM users know.
 
     Raises:

@@ -1,7 +1,9 @@
-"""Where a waiting request can begin, and the blocks that takes."""
+"""Whether a request can ever be served, where a waiting one can begin, and the blocks that takes."""
 
 from typing import NamedTuple
 
+from octavo.config.engine_config import CacheConfig, SchedulerConfig
+from octavo.errors import InvalidInput
 from octavo.kvcache.block import KVCacheBlock
 from octavo.kvcache.manager import KVCacheManager, num_unheld
 from octavo.kvcache.prompt_hold import PromptHold
@@ -45,3 +47,20 @@ def take_start(kv: KVCacheManager, request: Request, start: Start) -> None:
         kv.fork(start.hold, request, start.is_last)
     else:
         kv.allocate(request, start.num_computed_tokens, start.cached_prefix)
+
+
+def check_prompt_length(num_prompt: int, config: SchedulerConfig, cache: CacheConfig) -> None:
+    """Raise InvalidInput if a prompt of so many tokens is empty or leaves no room for one more."""
+    if num_prompt == 0:
+        raise InvalidInput("the prompt has 0 tokens but needs at least 1; give a prompt that is not empty")
+    if num_prompt + 1 > config.max_model_len:
+        raise InvalidInput(
+            f"the prompt has {num_prompt} tokens and needs room for 1 more, but max_model_len is "
+            f"{config.max_model_len}; shorten the prompt or raise max_model_len"
+        )
+    if num_prompt + 1 > cache.num_tokens:
+        raise InvalidInput(
+            f"the prompt has {num_prompt} tokens and needs room for 1 more, but the KV cache holds "
+            f"{cache.num_tokens} ({cache.num_blocks} blocks x {cache.block_size}); "
+            "shorten the prompt or raise num_kv_blocks or kv_cache_memory"
+        )

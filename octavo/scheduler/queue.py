@@ -42,6 +42,11 @@ class WaitingQueue:
         assert found and found[0][1] is request, f"{request.request_id} is not waiting"
         del self._entries[place]
 
+    def audit(self) -> None:
+        """Raise AssertionError if the queue is out of order."""
+        keys = [request.key for request in self]
+        assert keys == sorted(keys), f"waiting requests are out of order: {keys}"
+
     def _place(self, request: Request) -> int:
         return bisect_left(self._entries, _negated(request.key), key=lambda entry: entry[0])
 

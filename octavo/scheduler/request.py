@@ -58,7 +58,9 @@ class Request:
         "scheduled_time",
         "status",
         "stop_token_ids",
+        "tenant",
         "token_ids",
+        "turn",
     )
 
     def __init__(
@@ -76,6 +78,9 @@ class Request:
         """Only with n > 1."""
         self.sample_index = sample_index
         self.priority = message.priority
+        self.tenant = message.tenant
+        self.turn = 0
+        """Place among the running requests of its tenant, see `fair_share`; without fair share always 0."""
         self.cache_salt = message.cache_salt
         self.prompt_embeds = message.prompt_embeds
         self.bad_words_token_ids = message.bad_words_token_ids

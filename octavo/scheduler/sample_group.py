@@ -29,6 +29,7 @@ class SampleGroup:
         "message",
         "num_cached_tokens",
         "num_unfinished",
+        "request_id",
         "sample_ids",
         "sampling_params",
         "unstarted",
@@ -38,6 +39,7 @@ class SampleGroup:
         self, message: EngineCoreRequest, sample_ids: list[str], arrival_number: int, max_total_tokens: int
     ) -> None:
         self.message = message
+        self.request_id = message.request_id
         self.sample_ids = sample_ids
         self.arrival_number = arrival_number
         self.max_total_tokens = max_total_tokens

@@ -2,7 +2,7 @@
 
 What always holds between two calls
 - A request is in exactly one place: waiting without blocks, or running with a block table that covers its computed
-  tokens. `running` is sorted by the policy's key.
+  tokens. `running` is sorted by turn (see `fair_share`; without fair share all are 0), then by the policy's key.
 - Memory is allocated chunk by chunk but promised at admission: blocks for all tokens a request was admitted with, and
   one more, stay available to it until they are computed. So only a request that has computed them can lack a block.
 - While anything is unfinished, each step schedules at least one token.
@@ -27,8 +27,10 @@ from octavo.protocol.messages import (
 )
 from octavo.protocol.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from octavo.protocol.stats import EngineStats
-from octavo.scheduler.admission import Start, find_start, take_start
+from octavo.scheduler.admission import Start, check_prompt_length, find_start, take_start
+from octavo.scheduler.fair_share import FairShare, place
 from octavo.scheduler.journal import UpdateJournal
+from octavo.scheduler.outputs import collect_prompt_logprobs, make_output
 from octavo.scheduler.policy import get_policy
 from octavo.scheduler.queue import WaitingQueue
 from octavo.scheduler.request import Request, RequestStatus
@@ -62,13 +64,16 @@ class Scheduler:
             )
         self._requests: dict[str, Request] = {}
         self._groups = SampleGroups(self._kv)
-        self._waiting = WaitingQueue()
+        self._shares = FairShare() if config.fair_share else None
+        self._waiting: WaitingQueue | FairShare = self._new_queue()
         self._running: list[Request] = []
         self._released: list[str] = []
         self._in_flight: tuple[SchedulerOutput, list[Request]] | None = None
         self._assembled: Step | None = None
         """While `schedule` runs."""
         self._journal = UpdateJournal()
+        self.first_scheduled: list[str] = []
+        """Requests that the last call of `schedule` was the first to begin, by their own ids."""
         self._num_arrived = 0
         self._num_steps = 0
         self._num_preemptions = 0
@@ -108,7 +113,7 @@ class Scheduler:
                 what = "" if name == request_id else f" (its sample {name!r})"
                 raise InvalidInput(f"request_id={request_id!r}{what} is in use by a live request; choose another")
         num_prompt = len(message.prompt_token_ids)
-        self._check_prompt_length(num_prompt)
+        check_prompt_length(num_prompt, self._config, self._cache)
         longest = min(self._config.max_model_len, self._cache.num_tokens)
         max_total_tokens = longest if params.max_tokens is None else min(longest, num_prompt + params.max_tokens)
         if params.n == 1:
@@ -147,16 +152,24 @@ class Scheduler:
             raise RuntimeError("schedule() called before the last step was updated")
         self._journal.close()
         self._in_flight = None
+        self.first_scheduled = []
         step = self._assembled = Step(self._config.max_num_batched_tokens)
+        if self._shares is not None:
+            self._shares.begin_step(self._running)
+            self._make_way(self._shares, step)
         decoders, prefills = self._split_running(step)
         self._schedule_decoders(decoders, step)
-        self._schedule_prefills(prefills, step)
-        if not step.preempted:
+        if self._shares is not None and self._shares.is_shared and self._config.enable_chunked_prefill:
+            self._divide_budget(self._shares, prefills, step)
+        else:
+            self._schedule_prefills(prefills, step)
             self._admit(step)
         step.current = None
         self._groups.detach_holds(self._kv.num_available - step.reserved_blocks)
         assert step.requests or not self._requests, "nothing was scheduled though requests are unfinished"
         output = step.to_output(self._released, self._kv.take_block_copies())
+        if self._shares is not None:
+            self._shares.charge(step.requests, output.num_scheduled_tokens, output.num_computed_tokens)
         self._in_flight = (output, step.requests)
         self._released = []
         self._assembled = None
@@ -179,7 +192,7 @@ class Scheduler:
         now = time.monotonic()
         outputs = self._end_failed(requests, result.failed) if result.failed else []
         if result.prompt_logprobs:
-            _collect_prompt_logprobs(requests, output, result)
+            collect_prompt_logprobs(requests, output, result)
         steps = zip(requests, output.num_scheduled_tokens, result.sampled_token_ids, strict=True)
         for request, num_scheduled, sampled in steps:
             if request.status is not RequestStatus.RUNNING:
@@ -222,7 +235,7 @@ class Scheduler:
         self._released = list(dict.fromkeys(self._released + gone))
         fronts = self._groups.rebuild(self._requests, self._num_arrived)
         self._running = []
-        self._waiting = WaitingQueue()
+        self._waiting = self._new_queue()
         for request in self._requests.values():
             self._send_back(request)
             self._waiting.add(request)
@@ -277,14 +290,15 @@ class Scheduler:
         self._kv.audit(self._running, self._groups.holds)
         self._groups.audit(self._requests)
         waiting = list(self._waiting)
-        places = {request.request_id: request for request in (*waiting, *self._running)}
-        assert len(places) == len(waiting) + len(self._running), "a request is in two places"
-        assert places == self._requests, "a live request is neither waiting nor running, or an ended one is"
+        names = {request.request_id for request in (*waiting, *self._running)}
+        assert len(names) == len(waiting) + len(self._running), "a request is in two places"
+        assert names == self._requests.keys(), "a live request is neither waiting nor running, or an ended one is"
         for queue, status in ((waiting, RequestStatus.WAITING), (self._running, RequestStatus.RUNNING)):
-            keys = [request.key for request in queue]
-            assert keys == sorted(keys), f"{status.value} requests are out of order: {keys}"
             wrong = [request.request_id for request in queue if request.status is not status]
             assert not wrong, f"{wrong} are not {status.value}"
+        self._waiting.audit()
+        places = [place(request) for request in self._running]
+        assert places == sorted(places), f"running requests are out of order: {places}"
         started = [request.request_id for request in waiting if request.num_computed_tokens]
         assert not started, f"{started} wait but have computed tokens"
         reserved = sum(self._num_reserved(request) for request in self._running)
@@ -304,6 +318,12 @@ class Scheduler:
             assert request.status is RequestStatus.RUNNING, f"{name} is in flight but {request.status.value}"
             assert request.num_computed_tokens == num_computed, f"the update of {name} ended half-way"
 
+    def _new_queue(self) -> WaitingQueue | FairShare:
+        if self._shares is None:
+            return WaitingQueue()
+        self._shares.clear_queues()
+        return self._shares
+
     def _enqueue(self, request: Request) -> None:
         request.key = self._policy_key(request)
         self._requests[request.request_id] = request
@@ -322,7 +342,7 @@ class Scheduler:
         else:
             self._running.remove(request)
         self._finish(request)
-        return _make_output(request, [], finish_reason=FinishReason.ABORT)
+        return make_output(request, [], finish_reason=FinishReason.ABORT)
 
     def _abort_samples(self, group: SampleGroup, request_id: str) -> list[EngineCoreOutput]:
         """Abort a whole group, or one sample of it that has no `Request`."""
@@ -338,25 +358,10 @@ class Scheduler:
         for request in requests:
             if request.request_id in failed and request.status is RequestStatus.RUNNING:
                 self._finish(request)
-                output = _make_output(request, [], finish_reason=FinishReason.ABORT)
+                output = make_output(request, [], finish_reason=FinishReason.ABORT)
                 output.error = failed[request.request_id]
                 outputs.append(output)
         return outputs
-
-    def _check_prompt_length(self, num_prompt: int) -> None:
-        if num_prompt == 0:
-            raise InvalidInput("the prompt has 0 tokens but needs at least 1; give a prompt that is not empty")
-        if num_prompt + 1 > self._config.max_model_len:
-            raise InvalidInput(
-                f"the prompt has {num_prompt} tokens and needs room for 1 more, but max_model_len is "
-                f"{self._config.max_model_len}; shorten the prompt or raise max_model_len"
-            )
-        if num_prompt + 1 > self._cache.num_tokens:
-            raise InvalidInput(
-                f"the prompt has {num_prompt} tokens and needs room for 1 more, but the KV cache holds "
-                f"{self._cache.num_tokens} ({self._cache.num_blocks} blocks x {self._cache.block_size}); "
-                "shorten the prompt or raise num_kv_blocks or kv_cache_memory"
-            )
 
     def _split_running(self, step: Step) -> tuple[list[Request], list[Request]]:
         """Running requests with exactly one token left, and those with more; counts what is promised to them."""
@@ -394,7 +399,7 @@ class Scheduler:
             if self._groups.give_up_last():
                 continue
             victim = next(victim for victim in reversed(self._running) if not victim.is_protected)
-            assert victim.key >= request.key, f"{victim.request_id} is scheduled in this step already"
+            assert place(victim) >= place(request), f"{victim.request_id} is scheduled in this step already"
             promised = self._num_reserved(victim)
             step.reserved_blocks -= promised
             promised_to_others -= promised
@@ -404,21 +409,64 @@ class Scheduler:
                 return False
         return True
 
+    def _make_way(self, shares: FairShare, step: Step) -> None:
+        """Preempt, so that the head of the queue can start in this step, if others are to yield to it.
+
+        Nobody does in vain: should all of them not be enough, none is preempted.
+        """
+        if not self._waiting or not shares.is_shared:
+            return
+        head = step.current = self._waiting.peek()
+        yielding = shares.displaced(self._running, head)
+        if sum(self._kv.num_blocks_held(victim.request_id) for victim in yielding) < self._num_missing(head):
+            return
+        num_slots = min(self._config.max_num_seqs, self._config.max_num_batched_tokens)
+        for victim in yielding:
+            if len(self._running) < num_slots and self._num_missing(head) <= 0:
+                break
+            self._preempt(victim)
+            step.yielded.append(victim)
+        step.current = None
+
+    def _num_missing(self, head: Request) -> int:
+        """Blocks that the head of the queue lacks to start in this step, of which nothing has been scheduled yet."""
+        step = Step(0)
+        decoders, _ = self._split_running(step)
+        num_growing = sum(request.num_computed_tokens % self._cache.block_size == 0 for request in decoders)
+        num_spare = self._kv.num_available - step.reserved_blocks - step.num_decoders - num_growing
+        return find_start(self._kv, head).num_needed - num_spare
+
+    def _divide_budget(self, shares: FairShare, prefills: list[Request], step: Step) -> None:
+        """Fair share of what is left of the budget: who runs goes before who waits, but only inside a tenant."""
+        prefills = [request for request in prefills if request.status is RequestStatus.RUNNING]
+        num_slots = 0 if step.preempted else self._config.max_num_seqs - len(self._running)
+        longest_chunk = self._config.long_prefill_token_threshold or step.token_budget
+        with shares.divided(step.token_budget, prefills, longest_chunk, num_slots):
+            self._admit(step)
+        with shares.divided(step.token_budget, prefills, longest_chunk):
+            self._schedule_prefills(prefills, step)
+
     def _schedule_prefills(self, prefills: list[Request], step: Step) -> None:
         for request in prefills:
             step.current = request
             if request.status is not RequestStatus.RUNNING:
                 continue
-            num_tokens = self._chunk(request.num_tokens - request.num_computed_tokens, step)
+            num_tokens = self._chunk(request, request.num_tokens - request.num_computed_tokens, step)
             if num_tokens == 0:
-                return
+                if step.token_budget == 0:
+                    return
+                continue
             step.add(request, num_tokens, self._grow(request, num_tokens, step))
 
     def _admit(self, step: Step) -> None:
+        if step.preempted:
+            return
         while self._waiting and step.token_budget and len(self._running) < self._config.max_num_seqs:
             request = step.current = self._waiting.peek()
+            if request in step.yielded:
+                return
             start = find_start(self._kv, request)
-            num_tokens = self._chunk(request.num_tokens - start.num_computed_tokens, step)
+            num_tokens = self._chunk(request, request.num_tokens - start.num_computed_tokens, step)
             if num_tokens == 0:
                 return
             num_missing = start.num_needed - (self._kv.num_available - step.reserved_blocks - step.num_decoders)
@@ -426,7 +474,7 @@ class Scheduler:
                 if self._groups.give_up_for(request, num_missing, alone=not self._running):
                     continue
                 return
-            self._waiting.pop()
+            self._waiting.remove(request)
             self._start(request, start)
             step.reserved_blocks += self._num_reserved(request)
             self._grow(request, num_tokens, step)
@@ -435,8 +483,10 @@ class Scheduler:
                 self._groups.forked(request.group)
                 self._offer(request.group)
 
-    def _chunk(self, num_left: int, step: Step) -> int:
+    def _chunk(self, request: Request, num_left: int, step: Step) -> int:
         """How many of a request's tokens this step computes; 0: it has to wait."""
+        if self._shares is not None:
+            num_left = min(num_left, self._shares.room(request.tenant, num_left))
         if not self._config.enable_chunked_prefill:
             return num_left if num_left <= step.token_budget else 0
         return min(num_left, step.token_budget, self._config.long_prefill_token_threshold or num_left)
@@ -448,6 +498,7 @@ class Scheduler:
             if request.group is None or self._groups.admitted(request.group, start.num_computed_tokens):
                 request.num_cached_tokens = start.num_computed_tokens
                 self._num_prompt_tokens += request.num_prompt_tokens
+                self.first_scheduled.append(request.request_id if request.group is None else request.group.request_id)
             request.scheduled_time = time.monotonic()
         if start.looked_up:
             self._num_prefix_queries += request.num_prompt_tokens
@@ -455,7 +506,9 @@ class Scheduler:
         request.status = RequestStatus.RUNNING
         request.num_computed_tokens = start.num_computed_tokens
         request.num_admitted_tokens = request.num_tokens
-        insort(self._running, request, key=lambda other: other.key)
+        if self._shares is not None:
+            self._shares.started(request)
+        insort(self._running, request, key=place)
 
     def _grow(self, request: Request, num_tokens: int, step: Step) -> list[int]:
         """Allocate blocks for the next `num_tokens` tokens, which are known to be available."""
@@ -463,6 +516,8 @@ class Scheduler:
         new_block_ids = self._kv.allocate(request, request.num_computed_tokens + num_tokens)
         assert new_block_ids is not None, f"blocks promised to {request.request_id} are not there"
         step.reserved_blocks += self._num_reserved(request) - promised
+        if self._shares is not None:
+            self._shares.spend(request.tenant, num_tokens)
         return new_block_ids
 
     def _num_reserved(self, request: Request) -> int:
@@ -474,6 +529,8 @@ class Scheduler:
     def _preempt(self, victim: Request) -> None:
         """Preemption by recompute: the request loses its blocks and its row and takes its old place in the queue."""
         self._running.remove(victim)
+        if self._shares is not None:
+            self._shares.stopped(victim)
         self._kv.free(victim)
         self._released.append(victim.request_id)
         self._send_back(victim)
@@ -513,9 +570,9 @@ class Scheduler:
         prompt_logprobs = self._note_first_token(request, now) if request.first_token_time == 0.0 else None
         stop = check_stop(request)
         if stop is None:
-            return _make_output(request, [token_id], logprobs, prompt_logprobs)
+            return make_output(request, [token_id], logprobs, prompt_logprobs)
         self._finish(request)
-        return _make_output(request, [token_id], logprobs, prompt_logprobs, *stop)
+        return make_output(request, [token_id], logprobs, prompt_logprobs, *stop)
 
     def _note_first_token(self, request: Request, now: float) -> list[TokenLogprobs] | None:
         """The prompt is computed: other samples may start from it. Returns its log-probabilities, if asked for."""
@@ -535,31 +592,3 @@ class Scheduler:
         del self._requests[request.request_id]
         if request.group is not None and self._groups.ended(request):
             self._offer(request.group)
-
-
-def _collect_prompt_logprobs(requests: list[Request], output: SchedulerOutput, result: ModelRunnerOutput) -> None:
-    for request, start in zip(requests, output.num_computed_tokens, strict=True):
-        entries = result.prompt_logprobs.get(request.request_id)
-        if entries and request.prompt_logprobs is not None:
-            request.collect_prompt_logprobs(start + 1, entries)
-
-
-def _make_output(
-    request: Request,
-    new_token_ids: list[int],
-    logprobs: list[TokenLogprobs] | None = None,
-    prompt_logprobs: list[TokenLogprobs] | None = None,
-    finish_reason: FinishReason | None = None,
-    stop_reason: int | None = None,
-) -> EngineCoreOutput:
-    return EngineCoreOutput(
-        request_id=request.request_id,
-        new_token_ids=new_token_ids,
-        logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
-        finish_reason=finish_reason,
-        stop_reason=stop_reason,
-        num_cached_tokens=request.num_cached_tokens,
-        num_preemptions=request.num_preemptions,
-        timings=request.timings(),
-    )

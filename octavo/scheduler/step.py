@@ -22,6 +22,7 @@ class Step:
         "requests",
         "reserved_blocks",
         "token_budget",
+        "yielded",
     )
 
     def __init__(self, token_budget: int) -> None:
@@ -31,6 +32,9 @@ class Step:
         self.num_decoders = 0
         """Running requests that have, and so may need one more block at any time."""
         self.preempted = False
+        """Somebody lacked a block: nobody is admitted."""
+        self.yielded: list[Request] = []
+        """Preempted so that another can be admitted: these are not."""
         self.requests: list[Request] = []
         self.current: Request | None = None
         """The one that is being looked at, where more is done than to add it."""

@@ -24,6 +24,7 @@ COMMANDS = {
     "chat": Command("octavo.entrypoints.cli.chat", "talk to a model"),
     "generate": Command("octavo.entrypoints.cli.generate", "complete texts"),
     "pull": Command("octavo.entrypoints.cli.pull", "download a model and print where it is"),
+    "serve": Command("octavo.entrypoints.server.serve", "serve a model over HTTP"),
 }
 
 EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130

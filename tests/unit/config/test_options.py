@@ -32,7 +32,7 @@ def test_an_option_like_no_other_is_a_type_error_with_all_names():
 @pytest.mark.parametrize("name", NOT_BUILT)
 def test_a_later_option_is_taken_only_where_it_asks_for_nothing(name):
     assert make_engine_args(**{name: NOT_BUILT[name]}) == EngineArgs()
-    with pytest.raises(InvalidInput, match=rf"{name}=.* not built yet"):
+    with pytest.raises(InvalidInput, match=rf"{name}=.* (not built yet|not supported)"):
         make_engine_args(**{name: "something"})
 
 
@@ -186,3 +186,11 @@ def test_an_amount_of_memory_that_is_a_long_text_is_refused(text):
     with pytest.raises(InvalidInput, match=r"^kv_cache_memory=") as refusal:
         make_engine_args(kv_cache_memory=text)
     assert len(str(refusal.value)) < 300
+
+
+def test_what_will_never_be_is_refused_with_what_there_is_instead():
+    with pytest.raises(ValueError, match=r"gpu_memory_utilization=0.9 is not supported.*kv_cache_memory"):
+        make_engine_args(gpu_memory_utilization=0.9)
+    with pytest.raises(ValueError, match=r"trust_remote_code=True is not supported.*never run"):
+        make_engine_args(trust_remote_code=True)
+    make_engine_args(gpu_memory_utilization=None, trust_remote_code=False)

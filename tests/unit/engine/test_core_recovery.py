@@ -20,6 +20,7 @@ from octavo.kvcache.block_pool import BlockPool
 from octavo.kvcache.free_list import FreeList
 from octavo.kvcache.manager import KVCacheManager
 from octavo.scheduler import scheduler as scheduler_module
+from octavo.scheduler.fair_share import FairShare
 from octavo.scheduler.journal import UpdateJournal
 from octavo.scheduler.queue import WaitingQueue
 from octavo.scheduler.request import Request
@@ -28,10 +29,10 @@ from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.step import Step
 
 CLASSES = [
-    BlockPool, FreeList, KVCacheManager, Request, SampleGroup, SampleGroups, Scheduler, Step, UpdateJournal,
+    BlockPool, FairShare, FreeList, KVCacheManager, Request, SampleGroup, SampleGroups, Scheduler, Step, UpdateJournal,
     WaitingQueue,
 ]  # fmt: skip
-FUNCTIONS = ["check_stop", "find_start", "insort", "take_start", "_collect_prompt_logprobs", "_make_output"]
+FUNCTIONS = ["check_stop", "find_start", "insort", "take_start", "collect_prompt_logprobs", "make_output"]
 
 
 class FakeExecutor(Executor):
@@ -187,6 +188,7 @@ def random_world(rng: Random) -> World:
         block_size=8,
         caching=rng.random() < 0.6,
         policy=rng.choice(["fcfs", "priority"]),
+        fair_share=rng.random() < 0.5,
         max_num_seqs=rng.choice([1, 3, 8]),
         budget=rng.choice([2, 7, 30]),
         free_order=rng.sample(range(num_blocks), num_blocks),
@@ -199,7 +201,7 @@ def add_some(world: World, rng: Random, start: int = 0) -> None:
         world.add_samples(
             f"r{number}", prompt, rng.choice([1, 1, 2, 5]), max_tokens=rng.choice([1, 3, 6]),
             priority=rng.randint(0, 2), stop_token_ids=rng.choice([[], [23]]),
-            prompt_logprobs=rng.choice([None, None, 0]),
+            prompt_logprobs=rng.choice([None, None, 0]), tenant=rng.choice([None, "x", "x"]),
         )  # fmt: skip
 
 

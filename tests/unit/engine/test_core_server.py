@@ -328,3 +328,17 @@ def test_told_to_stop_before_it_began_a_server_just_ends():
     inbox.close()
     outbox.close()
     context.term()
+
+
+def test_a_turn_names_the_requests_it_has_begun_even_if_the_step_failed():
+    with serving() as client:
+        client.send(request("a"))
+        (turn,) = client.receive_until(lambda turn: turn.first_scheduled)[-1:]
+        assert turn.first_scheduled == ["a"]
+        client.receive_until(lambda turn: any(out.finish_reason for out in turn.outputs))
+        client.executor.fail_with = ValueError("broken")
+        client.send(request("b"))
+        (turn,) = client.receive_until(lambda turn: turn.failures)[-1:]
+        assert turn.first_scheduled == ["b"]
+        client.send(AbortRequests(["nobody"]))
+        assert client.receive(StepOutputs).first_scheduled == [], "a turn without a step has begun nobody"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.engine.request_stream import RequestStream, merge, wake
-from octavo.protocol.outputs import CompletionOutput, Logprob, RequestOutput
+from octavo.protocol.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 
 
 def output(text: str = "a", *, index: int = 0, finish: str | None = None, finished: bool | None = None, **fields):
@@ -142,3 +142,9 @@ def test_streams_of_a_closed_loop_are_reported_and_the_others_woken():
         assert (await asyncio.wait_for(waiter, 10)).outputs[0].text == "a"
 
     asyncio.run(run())
+
+
+def test_merging_loses_no_time_between_tokens():
+    times = [output(metrics=RequestMetrics(between_tokens=[float(number)], prefill_time=number)) for number in range(3)]
+    merged = merge(merge(times[0], times[1], is_delta=False), times[2], is_delta=False)
+    assert (merged.metrics.between_tokens, merged.metrics.prefill_time) == ([0.0, 1.0, 2.0], 2)

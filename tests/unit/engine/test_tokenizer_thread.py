@@ -2,6 +2,7 @@
 
 import threading
 import time
+import weakref
 
 import pytest
 
@@ -59,3 +60,33 @@ def test_close_gives_up_a_call_that_hangs_and_fails_all_that_wait(monkeypatch, c
     hang.set()
     worker.join(10)
     assert not worker.is_alive() and seen == []
+
+
+def test_what_was_cancelled_is_not_kept_until_its_turn_comes():
+    class Prompt:
+        pass
+
+    thread, blocked, prompt = TokenizerThread(), threading.Event(), Prompt()
+    thread.submit(blocked.wait, 10)
+    known, waiting = weakref.ref(prompt), thread.submit(print, prompt)
+    del prompt
+    assert known() is not None
+    waiting.cancel()
+    assert known() is None
+    blocked.set()
+    thread.close()
+
+
+def test_what_has_run_is_not_kept_either():
+    class Prompt:
+        pass
+
+    thread, prompt = TokenizerThread(), Prompt()
+    known, future = weakref.ref(prompt), thread.submit(id, prompt)
+    del prompt
+    future.result(10)
+    deadline = time.monotonic() + 10
+    while known() is not None and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert known() is None
+    thread.close()

@@ -155,7 +155,7 @@ def test_refusal_names_value_and_limit():
 
 
 def test_unknown_keyword_is_a_type_error():
-    with pytest.raises(TypeError, match="temperatur"):
+    with pytest.raises(TypeError, match="'temperatur' is no field of SamplingParams; did you mean 'temperature'"):
         SamplingParams(temperatur=0.5)
 
 

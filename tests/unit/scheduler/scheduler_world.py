@@ -2,6 +2,7 @@
 
 import struct
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -70,7 +71,7 @@ class World:
 
     def add_samples(
         self, request_id: str, prompt: list[int], n: int, *, priority=0, salt=None, eos=(), max_tokens=8,
-        embeds=False, **params,
+        embeds=False, tenant=None, **params,
     ) -> list[Known]:  # fmt: skip
         """Add a request. `embeds`: the prompt is given as embeddings made of its numbers."""
         message = EngineCoreRequest(
@@ -81,6 +82,7 @@ class World:
             arrival_time=time.monotonic(),
             priority=priority,
             cache_salt=salt,
+            tenant=tenant,
         )
         if embeds:
             data = struct.pack(f"<{len(prompt)}f", *prompt)
@@ -253,25 +255,47 @@ class World:
     def _check_order(self, step: SchedulerOutput, before: dict[str, tuple[int, int]], waiting: list[str]) -> None:
         preempted = [i for i in step.released_request_ids if i in before]
         admitted = [new.request_id for new in step.new_requests]
-        assert not (preempted and admitted), "somebody is admitted in a step that preempted"
+        if not self.config.fair_share:
+            assert not (preempted and admitted), "somebody is admitted in a step that preempted"
+        for tenant in {known.message.tenant for known in self.live.values()} if self.config.fair_share else [None]:
+            self._check_admissions(
+                [i for i in admitted if not self.config.fair_share or self.live[i].message.tenant == tenant],
+                [i for i in waiting if not self.config.fair_share or self.live[i].message.tenant == tenant],
+            )
+        decoders = {i for i, (computed, tokens) in before.items() if tokens - computed == 1 and i not in preempted}
+        if set(step.request_ids) - decoders:
+            assert decoders <= set(step.request_ids), "a decoder waits for somebody's prompt"
+
+    def _check_admissions(self, admitted: list[str], waiting: list[str]) -> None:
+        """Of one tenant with fair share, else of all."""
         assert admitted == sorted(admitted, key=lambda i: self.key(self.live[i]))
         passed = [i for i in waiting if i not in admitted]
         if admitted and passed:
             assert self.key(self.live[admitted[-1]]) < self.key(self.live[passed[0]]), "the head of the queue is passed"
         assert waiting == sorted(waiting, key=lambda i: self.key(self.live[i]))
-        decoders = {i for i, (computed, tokens) in before.items() if tokens - computed == 1 and i not in preempted}
-        if set(step.request_ids) - decoders:
-            assert decoders <= set(step.request_ids), "a decoder waits for somebody's prompt"
+
+    def turns(self, running) -> dict[str, int]:
+        """Place of each running request among those of its tenant; 0 without fair share."""
+        counts: Counter[str | None] = Counter()
+        turns = dict.fromkeys(running, 0)
+        for request_id in sorted(running, key=lambda i: self.key(self.live[i])) if self.config.fair_share else ():
+            tenant = self.live[request_id].message.tenant
+            turns[request_id] = counts[tenant]
+            counts[tenant] += 1
+        return turns
 
     def _note_preemptions(self, step: SchedulerOutput, before: dict[str, tuple[int, int]], counted: int) -> None:
         victims = [i for i in step.released_request_ids if i in before and i in self.live]
         assert len(victims) == counted
-        assert not (victims and self.scheduler._groups.holds), "somebody is preempted for blocks that nobody needs"
+        if not self.config.fair_share:
+            assert not (victims and self.scheduler._groups.holds), "somebody is preempted for blocks that nobody needs"
+        turns = self.turns(before)
         protected = {i for i in before if before[i][0] <= self.live[i].computed_when_preempted}
         for victim in victims:
             assert victim not in protected, "preempted again before it came further"
             for other in set(before) - protected - set(victims):
-                assert self.key(self.live[other]) < self.key(self.live[victim]), f"{other} should go before {victim}"
+                places = [(turns[i], self.key(self.live[i])) for i in (other, victim)]
+                assert places[0] < places[1], f"{other} should go before {victim}"
         for victim in victims:
             self._preempted(victim, before[victim][0])
 
@@ -340,7 +364,7 @@ class World:
 
 def make_world(
     *, num_blocks, block_size=16, caching=True, policy="fcfs", max_num_seqs=16, budget=256, max_model_len=None,
-    chunked=True, threshold=0, free_order=None,
+    chunked=True, threshold=0, free_order=None, fair_share=False,
 ) -> World:  # fmt: skip
     """A world with defaults that do not get in the way."""
     return World(
@@ -351,6 +375,7 @@ def make_world(
             enable_chunked_prefill=chunked,
             long_prefill_token_threshold=threshold,
             policy=policy,
+            fair_share=fair_share,
         ),
         CacheConfig(num_blocks=num_blocks, block_size=block_size, enable_prefix_caching=caching),
         free_order,

@@ -156,3 +156,28 @@ def test_audit_finds_whatever_is_broken(break_it):
     break_it(world.scheduler)
     with pytest.raises(AssertionError):
         world.scheduler.audit()
+
+
+def test_each_request_is_named_once_when_it_is_first_begun_and_by_its_own_id():
+    world = make_world(num_blocks=14, budget=16)
+    world.add("long", list(range(40)), max_tokens=100)
+    world.add_samples("many", [1, 2, 3], 3, max_tokens=80)
+    world.add("late", [4, 5], max_tokens=60)
+    world.add("aborted", [6])
+    world.abort(["aborted"])
+    named = []
+    for _ in range(400):
+        world.step()
+        named += world.scheduler.first_scheduled
+    assert world.scheduler.stats().num_preemptions > 0
+    assert named == ["long", "many", "late"]
+    assert not world.live
+
+
+def test_a_request_whose_first_step_failed_is_not_named_again():
+    world = make_world(num_blocks=14)
+    world.add("a", [1, 2])
+    world.step(lose="unseen")
+    assert world.scheduler.first_scheduled == ["a"]
+    world.step()
+    assert world.scheduler.first_scheduled == []

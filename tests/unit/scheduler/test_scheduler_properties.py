@@ -32,6 +32,7 @@ def random_world(seed: int) -> World:
         enable_chunked_prefill=chunked,
         long_prefill_token_threshold=rng.choice([0, 0, 1, 5, 16]) if chunked else 0,
         policy=rng.choice(["fcfs", "priority"]),
+        fair_share=rng.random() < 0.5,
     )
     cache = CacheConfig(num_blocks=num_blocks, block_size=block_size, enable_prefix_caching=rng.random() < 0.6)
     return World(scheduler, cache, rng.sample(range(num_blocks), num_blocks))
@@ -55,6 +56,7 @@ def random_options(rng: Random) -> dict:
         "max_tokens": max_tokens,
         "min_tokens": min(rng.choice([0, 0, 5, 30]), max_tokens),
         "priority": rng.randint(-2, 2),
+        "tenant": rng.choice([None, "x", "x", "x", "y"]),
         "salt": rng.choice([None, None, None, "a", "b"]),
         "eos": rng.choice([(), (5,), (5, 11)]),
         "stop_token_ids": rng.choice([[], [23], [11, 23]]),

@@ -1,0 +1,1 @@
+"""The routes, one file a topic. Each file has a `router`."""

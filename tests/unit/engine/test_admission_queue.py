@@ -1,0 +1,166 @@
+"""The accounts of the queue, without an engine."""
+
+import random
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo.engine.admission import LONGEST_RETRY, SHORTEST_RETRY, AdmissionQueue
+from octavo.errors import Overloaded
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_request_is_queued_until_it_is_begun_and_runs_until_it_ends():
+    queue = AdmissionQueue(2, None)
+    queue.enter("a")
+    assert queue.load() == (0, 1, 0)
+    queue.set_tokens("a", 5)
+    queue.set_tokens("a", 7)
+    assert queue.load() == (0, 1, 7)
+    queue.scheduled(["a", "unknown"])
+    assert queue.load() == (1, 0, 0)
+    queue.scheduled(["a"])
+    queue.leave("a")
+    queue.leave("a")
+    assert queue.load() == (0, 0, 0)
+
+
+def test_one_that_left_is_not_begun_any_more():
+    queue = AdmissionQueue(None, None)
+    queue.enter("a")
+    queue.leave("a")
+    queue.set_tokens("a", 7)
+    queue.scheduled(["a"])
+    assert queue.load() == (0, 0, 0)
+
+
+def test_who_is_begun_makes_room():
+    queue = AdmissionQueue(1, None)
+    queue.enter("a")
+    with pytest.raises(Overloaded):
+        queue.enter("b")
+    queue.scheduled(["a"])
+    queue.enter("b")
+    assert queue.load() == (1, 1, 0)
+
+
+def test_a_prompt_longer_than_the_bound_is_taken_when_nobody_waits_and_no_other_time():
+    queue = AdmissionQueue(None, 10)
+    queue.enter("a")
+    queue.set_tokens("a", 50)
+    with pytest.raises(Overloaded, match="50 prompt tokens wait"):
+        queue.enter("b")
+    queue.scheduled(["a"])
+    queue.enter("b")
+    queue.set_tokens("b", 4)
+    queue.enter("c")
+    with pytest.raises(Overloaded, match="a prompt of 7 tokens would exceed max_queued_tokens=10"):
+        queue.set_tokens("c", 7)
+    queue.leave("c")
+    assert queue.load() == (1, 1, 4)
+
+
+def refusal(queue: AdmissionQueue) -> float:
+    with pytest.raises(Overloaded) as raised:
+        queue.enter("refused")
+    return raised.value.retry_after
+
+
+def test_retry_after_follows_the_rate_at_which_requests_are_begun():
+    clock = Clock()
+    queue = AdmissionQueue(20, None, clock)
+    for number in range(20):
+        queue.enter(str(number))
+    without_history = refusal(queue)
+    assert SHORTEST_RETRY <= without_history <= LONGEST_RETRY
+    for number in range(10):  # two a second
+        queue.scheduled([str(number)])
+        clock.now += 0.5
+        queue.enter(f"next {number}")
+    assert refusal(queue) == pytest.approx(10, abs=1), "20 wait"
+    clock.now += 5.0  # and then none
+    assert refusal(queue) == pytest.approx(20, abs=1)
+    clock.now += 10_000
+    assert refusal(queue) == LONGEST_RETRY
+    fast = AdmissionQueue(1, None, clock)
+    for number in range(50):
+        fast.enter(str(number))
+        fast.scheduled([str(number)])
+    fast.enter("last")
+    assert refusal(fast) == SHORTEST_RETRY
+
+
+def test_the_message_says_when_to_try_again():
+    error = Overloaded("the queue is full", 7.0)
+    assert str(error) == "the queue is full; try again in 7 s"
+    assert str(type(error)(*error.args)) == str(error)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    max_requests=st.none() | st.integers(1, 5),
+    max_tokens=st.none() | st.integers(1, 40),
+)
+def test_the_accounts_are_those_of_a_simple_model(seed, max_requests, max_tokens):
+    rng, queue = random.Random(seed), AdmissionQueue(max_requests, max_tokens)
+    queued: dict[str, int] = {}
+    running: set[str] = set()
+    for number in range(60):
+        names = [*queued, *running, "nobody"]
+        name, tokens = rng.choice(names), rng.randint(1, 20)
+        match rng.choice(["enter", "tokens", "scheduled", "leave"]):
+            case "enter":
+                full = len(queued) == max_requests or (max_tokens is not None and sum(queued.values()) >= max_tokens)
+                try:
+                    queue.enter(str(number))
+                    queued[str(number)] = 0
+                    assert not full
+                except Overloaded:
+                    assert full
+            case "tokens":
+                others = sum(count for other, count in queued.items() if other != name)
+                try:
+                    queue.set_tokens(name, tokens)
+                    if name in queued:
+                        queued[name] = tokens
+                        assert max_tokens is None or not others or others + tokens <= max_tokens
+                except Overloaded:
+                    assert others + tokens > max_tokens
+            case "scheduled":
+                queue.scheduled([name])
+                if name in queued:
+                    del queued[name]
+                    running.add(name)
+            case "leave":
+                queue.leave(name)
+                queued.pop(name, None)
+                running.discard(name)
+        assert queue.load() == (len(running), len(queued), sum(queued.values()))
+
+
+def test_threads_never_overfill_it():
+    queue, taken = AdmissionQueue(10, None), []
+
+    def enter(first: int) -> None:
+        for number in range(first, first + 200):
+            try:
+                queue.enter(str(number))
+                taken.append(number)
+            except Overloaded:
+                pass
+
+    threads = [threading.Thread(target=enter, args=(1000 * index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(taken) == queue.load().num_queued == 10
