@@ -2,24 +2,37 @@
 
 from importlib import import_module
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 
-from octavo.errors import InvalidInput
+from octavo.errors import InvalidInput, describe
+from octavo.logging import get_logger
 from octavo.ops.interface import Platform
+
+logger = get_logger(__name__)
 
 ENTRY_POINT_GROUP = "octavo.platforms"
 
-_BUILT_IN = {"reference": ("octavo.ops.reference", "ReferencePlatform")}
-_AUTO = "reference"
+_BUILT_IN = {
+    "cpu": ("octavo.ops.cpu", "CpuPlatform"),
+    "reference": ("octavo.ops.reference", "ReferencePlatform"),
+}
+_NATIVE = "octavo.ops.cpu._native"
+_HOW_TO_GET_IT = (
+    "install Octavo again without OCTAVO_NATIVE=0, with a C++ compiler such as g++ (in a checkout: `make native`)"
+)
 
 
 def get_platform(name: str = "auto") -> Platform:
     """The platform called `name`; "auto" is the fastest built-in one that runs here.
 
     Raises:
-        InvalidInput: no platform of that name is built in or installed.
+        InvalidInput: no platform of that name is built in or installed, or its native kernels are not there or broken.
     """
-    name = _AUTO if name == "auto" else name
+    if name == "auto":
+        name = _fastest()
     if name in _BUILT_IN:
+        if name == "cpu":
+            _check_native()
         module, attribute = _BUILT_IN[name]
         platform_class: type[Platform] = getattr(import_module(module), attribute)
         return platform_class()
@@ -30,3 +43,32 @@ def get_platform(name: str = "auto") -> Platform:
             return platform
     known = ", ".join(["auto", *_BUILT_IN, *sorted(e.name for e in installed)])
     raise InvalidInput(f"platform={name!r} is not known; use one of {known}, or install the package that provides it")
+
+
+def _fastest() -> str:
+    if _has_native():
+        return "cpu"
+    logger.warning(
+        "this installation has no native kernels: it computes with torch, which is slower; %s", _HOW_TO_GET_IT
+    )
+    return "reference"
+
+
+def _check_native() -> None:
+    if not _has_native():
+        raise InvalidInput(
+            f"platform='cpu' needs the native kernels, and this installation has none; {_HOW_TO_GET_IT}, "
+            "or use platform='reference'"
+        )
+    try:
+        import_module(_NATIVE)
+    except ImportError as error:
+        raise InvalidInput(
+            f"the native kernels are installed but cannot be loaded ({describe(error)}); {_HOW_TO_GET_IT}, "
+            "or use platform='reference'"
+        ) from error
+
+
+def _has_native() -> bool:
+    """Whether there is an extension for this Python, sound or not; nothing is imported for the answer."""
+    return find_spec(_NATIVE) is not None

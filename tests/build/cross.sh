@@ -17,6 +17,6 @@ for processor in aarch64 x86_64; do
         -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=$processor -DCMAKE_TRY_COMPILE_TARGET_TYPE=STATIC_LIBRARY \
         -DCMAKE_CXX_FLAGS='-Wno-macro-redefined -Werror' -DPython_EXECUTABLE="$python" > /dev/null
     mapfile -t objects < <(cd $build && ninja -t targets all | sed -n 's/^\(CMakeFiles.*csrc.*\.o\):.*/\1/p')
-    ninja --quiet -C $build "${objects[@]}"
+    ninja -k 0 --quiet -C $build "${objects[@]}"
     echo "compiled for $processor, not run: ${#objects[@]} objects"
 done

@@ -20,7 +20,7 @@ from octavo.ops.cpu.sampling import log_softmax, process_logits, sample  # noqa:
 REFERENCE = ReferencePlatform()
 INF, NAN = math.inf, math.nan
 ONE_BELOW = math.nextafter(1.0, 0.0)
-quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quick = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(params=_native.supported_isas(), autouse=True)
@@ -283,6 +283,12 @@ def test_top_k_finds_its_border_in_any_spread_of_values(k):
         # so hot that nothing kept has the weight 0
         kept = process_logits(values[None], batch_of([(1e38, k, 1.0, 0.0, 0.0)]))[0] > -INF
         assert torch.equal(kept.nonzero().flatten(), expected)
+
+
+def test_equals_stay_when_min_p_is_what_cuts_and_not_top_p():
+    logits = torch.cat([torch.tensor([0.0]), torch.full((300,), -1.0), torch.full((500,), -9.0)])
+    processed = process_logits(logits[None], batch_of([(1.0, 0, 0.9999, 0.01, 0.0)]))[0]
+    assert processed.isfinite().nonzero().flatten().tolist() == list(range(301))
 
 
 @pytest.mark.parametrize("options", [(0, 1.0, 0.0), (40, 1.0, 0.0), (0, 0.999999, 0.0), (0, 1.0, 1e-9)])

@@ -10,7 +10,6 @@ namespace {
 constexpr int64_t kPartOfK = 512;  // k of one part: its panel stays in the first or second cache
 
 constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-constexpr int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 template <class T>
 using RunTile = void (*)(const Tile<T>&);

@@ -7,7 +7,7 @@ namespace octavo::OCTAVO_ISA {
 namespace {
 
 // Entries greater than `value` stay, and measure `before` together; of those equal to it the first ones stay, until the
-// limit is reached.
+// limit is reached. A list that does not reach it stays whole.
 struct Cut {
     float value;
     double before;
@@ -101,7 +101,8 @@ OCTAVO_INLINE void find_range(const float* values, int64_t n, float& low, float&
     }
 }
 
-// The cut at which a list of n > 0 finite values reaches `limit`; at its least value if it does not.
+// The cut at which a list of n > 0 finite values reaches `limit`; at its least value, and with -inf before it, if it
+// does not.
 Cut find_cut(const float* values, const double* weights, int64_t n, double limit, const SamplingScratch& scratch) {
     double before = 0.0;
     while (n > kFew) {
@@ -110,7 +111,7 @@ Cut find_cut(const float* values, const double* weights, int64_t n, double limit
         if (low == high) return {low, before};
         fill_buckets(values, n, low, high, scratch.buckets);
         int chosen = find_bucket(scratch.buckets, weights, n, limit, before);
-        if (chosen == kBuckets) return {low, before};
+        if (chosen == kBuckets) return {low, -double(kInfinity)};
         n = take_bucket(values, weights, n, chosen, scratch);
         values = scratch.part_values;
         weights = weights ? scratch.part_weights : nullptr;
