@@ -75,6 +75,8 @@ class MemoryPlan:
     limit: int
     limit_source: str
     """What set the limit: "cgroup" or "available RAM"."""
+    libraries: int = 0
+    """What Python and the libraries held already when the plan was made; the limit is what was left beside it."""
 
     @property
     def total(self) -> int:

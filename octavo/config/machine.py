@@ -29,6 +29,8 @@ class MachineInfo:
     """Bytes this process can still take."""
     memory_source: str
     """What set it: "cgroup" or "available RAM"."""
+    process_memory: int = 0
+    """Bytes of RAM this process holds already: Python and the libraries. 0: unknown."""
 
 
 def detect(root: str | Path = "/") -> MachineInfo:
@@ -43,6 +45,7 @@ def detect(root: str | Path = "/") -> MachineInfo:
         num_cores_source=num_cores_source,
         memory_limit=available if room is None else min(available, room),
         memory_source="available RAM" if room is None or available <= room else "cgroup",
+        process_memory=_process_memory(root),
     )
 
 
@@ -78,6 +81,14 @@ def _allowed_cores(root: Path) -> int:
 def _range_length(part: str) -> int:
     first, _, last = part.partition("-")
     return int(last or first) - int(first) + 1
+
+
+def _process_memory(root: Path) -> int:
+    for line in _read(root / "proc/self/status").splitlines():
+        key, _, value = line.partition(":")
+        if key == "VmRSS":
+            return int(value.split()[0]) * 1024
+    return 0
 
 
 def _available_ram(root: Path) -> int:

@@ -177,6 +177,7 @@ class _Demand:
             workspace=self.workspace(num_blocks),
             limit=machine.memory_limit,
             limit_source=machine.memory_source,
+            libraries=machine.process_memory,
         )
         if plan.total > plan.limit:
             raise InvalidInput(
@@ -226,10 +227,11 @@ def _blocks_of(amount: int, name: str, block: int) -> int:
 
 
 def _sum(plan: MemoryPlan) -> str:
+    beside = f", beside the libraries' {format_bytes(plan.libraries)}" if plan.libraries else ""
     return (
         f"weights {format_bytes(plan.weights)} + KV cache {format_bytes(plan.kv_cache)} + workspace "
         f"{format_bytes(plan.workspace)} = {format_bytes(plan.total)} of {format_bytes(plan.limit)} "
-        f"({plan.limit_source})"
+        f"({plan.limit_source}){beside}"
     )
 
 

@@ -187,3 +187,8 @@ def test_a_process_bound_to_one_core_sees_one_core():
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "1"
+
+
+def test_what_the_process_holds_already_is_known_where_the_system_tells(machine):
+    assert machine().process_memory == 0
+    assert machine({"proc/self/status": "VmRSS:\t  2048 kB\nCpus_allowed_list:\t0-1\n"}).process_memory == 2 * 2**20

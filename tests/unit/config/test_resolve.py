@@ -32,7 +32,14 @@ WEIGHTS = {"float32": 540 * MIB, "bfloat16": 270 * MIB, "float16": 270 * MIB}
 
 
 def plan(
-    memory=24 * GIB, cores=2, source="cgroup", model=MODEL, weights=WEIGHTS, auto=("float32", "no bf16"), **options
+    memory=24 * GIB,
+    cores=2,
+    source="cgroup",
+    model=MODEL,
+    weights=WEIGHTS,
+    auto=("float32", "no bf16"),
+    libraries=0,
+    **options,
 ):
     machine = MachineInfo(
         cpu_flags=frozenset(),
@@ -40,6 +47,7 @@ def plan(
         num_cores_source="affinity",
         memory_limit=memory,
         memory_source=source,
+        process_memory=libraries,
     )
     return resolve(
         make_engine_args(**options),
@@ -260,3 +268,8 @@ def test_a_model_beyond_any_float_is_refused_with_the_sum():
 def test_a_kv_cache_dtype_the_platform_lacks_is_refused():
     with pytest.raises(InvalidInput, match="kv_cache_dtype='int8' is not supported by the reference platform"):
         plan(kv_cache_dtype="int8")
+
+
+def test_the_printed_sum_names_what_the_libraries_hold_beside_it():
+    assert any("beside the libraries' 250 MiB" in note for note in plan(libraries=250 * MIB).notes)
+    assert not any("libraries" in note for note in plan().notes)
