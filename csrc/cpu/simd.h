@@ -197,22 +197,34 @@ OCTAVO_INLINE F<W> vmin(F<W> a, F<W> b) {
     return select<W>((I<W>)(a < b), a, b);
 }
 
+// The upper and the lower half of the lanes.
+template <int W>
+OCTAVO_INLINE F<W / 2> low_half(F<W> x) {
+    F<W / 2> half;
+    memcpy(&half, &x, sizeof half);
+    return half;
+}
+template <int W>
+OCTAVO_INLINE F<W / 2> high_half(F<W> x) {
+    F<W / 2> half;
+    memcpy(&half, (const char*)&x + sizeof half, sizeof half);
+    return half;
+}
+
 // Lanes added in one fixed order: halves, quarters, ...
 template <int W>
 OCTAVO_INLINE float hsum(F<W> x) {
-    float lanes[W];
-    memcpy(lanes, &x, sizeof lanes);
-    for (int half = W / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
-    return lanes[0];
+    if constexpr (W == 2)
+        return x[0] + x[1];
+    else
+        return hsum<W / 2>(low_half<W>(x) + high_half<W>(x));
 }
 template <int W>
 OCTAVO_INLINE float hmax(F<W> x) {
-    float lanes[W];
-    memcpy(lanes, &x, sizeof lanes);
-    for (int half = W / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; ++i) lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
-    return lanes[0];
+    if constexpr (W == 2)
+        return x[0] > x[1] ? x[0] : x[1];
+    else
+        return hmax<W / 2>(vmax<W / 2>(low_half<W>(x), high_half<W>(x)));
 }
 
 // e^x, about 1 unit in the last place. 0 below -87.3 (-inf included), infinity above 88.7, NaN for NaN.

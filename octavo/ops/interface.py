@@ -63,6 +63,8 @@ class Platform(ABC):
 
     name: str
     workspace: WorkspaceTraits
+    kernels_reason: str = ""
+    """Why it computes with these kernels, for people."""
 
     def traits(self, checkpoint_dtype: str) -> PlatformTraits:
         """What the plan must know. checkpoint_dtype: float32, bfloat16, float16 or quantized."""
@@ -71,6 +73,8 @@ class Platform(ABC):
             auto_dtype=self.default_dtype(checkpoint_dtype),
             kv_cache_dtypes=self.kv_cache_dtypes,
             workspace=self.workspace,
+            kernels=self.kernel_report(),
+            kernels_reason=self.kernels_reason,
         )
 
     @abstractmethod

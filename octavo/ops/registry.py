@@ -3,10 +3,14 @@
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
+from octavo.config.platform_traits import PlatformTraits
 from octavo.errors import InvalidInput, describe
 from octavo.logging import get_logger
-from octavo.ops.interface import Platform
+
+if TYPE_CHECKING:
+    from octavo.ops.interface import Platform
 
 logger = get_logger(__name__)
 
@@ -22,14 +26,16 @@ _HOW_TO_GET_IT = (
 )
 
 
-def get_platform(name: str = "auto") -> Platform:
+def get_platform(name: str = "auto") -> "Platform":
     """The platform called `name`; "auto" is the fastest built-in one that runs here.
 
     Raises:
         InvalidInput: no platform of that name is built in or installed, or its native kernels are not there or broken.
     """
     if name == "auto":
-        name = _fastest()
+        name, reason = choose_platform(name)
+        if name == "reference":
+            logger.warning("%s", reason)
     if name in _BUILT_IN:
         if name == "cpu":
             _check_native()
@@ -45,13 +51,31 @@ def get_platform(name: str = "auto") -> Platform:
     raise InvalidInput(f"platform={name!r} is not known; use one of {known}, or install the package that provides it")
 
 
-def _fastest() -> str:
+def choose_platform(name: str = "auto") -> tuple[str, str]:
+    """(name, reason) of the platform that `get_platform(name)` would give. Imports nothing of it."""
+    if name != "auto":
+        return name, "as asked"
     if _has_native():
-        return "cpu"
-    logger.warning(
-        "this installation has no native kernels: it computes with torch, which is slower; %s", _HOW_TO_GET_IT
+        return "cpu", "the native kernels are installed"
+    return (
+        "reference",
+        f"this installation has no native kernels: it computes with torch, which is slower; {_HOW_TO_GET_IT}",
     )
-    return "reference"
+
+
+def get_traits(name: str, checkpoint_dtype: str) -> PlatformTraits:
+    """`get_platform(name).traits(checkpoint_dtype)`, for a built-in platform without importing torch.
+
+    Raises:
+        InvalidInput: as `get_platform`.
+    """
+    name, _ = choose_platform(name)
+    if name not in _BUILT_IN:
+        return get_platform(name).traits(checkpoint_dtype)
+    if name == "cpu":
+        _check_native()
+    traits: PlatformTraits = import_module(f"{_BUILT_IN[name][0]}.traits").platform_traits(checkpoint_dtype)
+    return traits
 
 
 def _check_native() -> None:

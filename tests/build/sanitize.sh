@@ -20,12 +20,11 @@ runtimes=
 for library in libasan.so libubsan.so libstdc++.so; do
     runtimes="$runtimes $("$CXX" -print-file-name=$library)"
 done
-LD_PRELOAD=$runtimes PYTHONPATH=$site python -c '
+export ASAN_OPTIONS=detect_leaks=0 HYPOTHESIS_PROFILE=short PYTHONPATH=$site
+LD_PRELOAD=$runtimes python -P -c '
 from octavo.ops.cpu import _native
 assert "sanitize" in _native.__file__, _native.__file__'
-LD_PRELOAD=$runtimes HYPOTHESIS_PROFILE=short \
-    ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1 \
-    python -m pytest -o pythonpath="$site tests" -q tests/kernels -m 'not slow' "$@"
+LD_PRELOAD=$runtimes python -P -m pytest --capture=sys -o pythonpath="$site tests" -q tests/kernels -m 'not slow' "$@"
 
 "$CXX" -std=c++20 -O1 -g -fsanitize=thread -Icsrc/cpu tests/kernels/native/thread_pool_test.cpp \
     csrc/cpu/thread_pool.cpp -pthread -o $build/thread_pool_test

@@ -80,7 +80,7 @@ void paged_attention(const AttentionPlan& plan, uintptr_t q, int64_t q_stride, u
     }
     run_chunks(plan.tile_chunks(), args, isa().attention->attend);
     int64_t row = int64_t(shape.num_heads) * shape.head_dim_v, idle = plan.num_tokens() - plan.first_idle_token();
-    memset(args.out + plan.first_idle_token() * row, 0, sizeof(float) * idle * row);
+    if (idle > 0) memset(args.out + plan.first_idle_token() * row, 0, sizeof(float) * idle * row);
 }
 
 AttentionPlan plan_attention(uintptr_t block_tables, int64_t table_width, uintptr_t query_start_loc, uintptr_t seq_lens,
@@ -149,7 +149,8 @@ void bind_attention(nb::module_& module) {
     module.def("rope", &rope);
     module.def("copy_blocks", [](uintptr_t src, int64_t num_src, uintptr_t dst, int64_t num_dst, int64_t block_bytes,
                                  uintptr_t pairs, int64_t num_pairs) {
-        copy_blocks(at<const char>(src), num_src, at<char>(dst), num_dst, block_bytes, at<const int64_t>(pairs), num_pairs);
+        copy_blocks(at<const char>(src), num_src, at<char>(dst), num_dst, block_bytes, at<const int64_t>(pairs),
+                    num_pairs);
     });
 }
 

@@ -1,8 +1,8 @@
 // What the attention kernels take, as plain data, and the table of functions that each instruction set provides.
 //
-// The KV of a request is cut into partitions by absolute position. Every (token, head) computes each partition by itself
-// (maximum, sum of exponentials, weighted values) and folds the results in position order, whoever computed them: so its
-// bits depend neither on its neighbours nor on how the work was split.
+// The KV of a request is cut into partitions by absolute position. Every (token, head) computes each partition by
+// itself (maximum, sum of exponentials, weighted values) and folds the results in position order, whoever computed
+// them: so its bits depend neither on its neighbours nor on how the work was split.
 #pragma once
 
 #include <cstdint>
@@ -43,7 +43,6 @@ struct StoredItem {
     const int32_t* blocks;
     int32_t partition;
     int32_t first, num_tokens;  // range in `stored_tokens`
-    int32_t first_block, last_block;  // those of the partition's blocks that the tokens see
 };
 
 struct StoredToken {

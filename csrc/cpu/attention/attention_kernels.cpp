@@ -9,8 +9,7 @@ namespace {
 
 // A partition of a stored item for one unit, into the slots of its tokens.
 template <class T>
-void store_partition(const AttentionArgs& args, const StoredItem& item, const Unit& unit, const NextPartition& next,
-                     const Scratch& scratch) {
+void store_partition(const AttentionArgs& args, const StoredItem& item, const Unit& unit, const Scratch& scratch) {
     RowTile rows;
     const StoredToken* tokens = args.stored_tokens + item.first;
     for (int i = 0; i < item.num_tokens; ++i) rows.add_token(args, unit, tokens[i].token, tokens[i].position);
@@ -18,7 +17,7 @@ void store_partition(const AttentionArgs& args, const StoredItem& item, const Un
     if (!rows.enter_partition(args, item.partition * args.partition)) return;
     int dims = args.kv.layout.head_dim_v, blocks = args.partition / args.kv.layout.block_size;
     rows.pack_q(args.scale, args.kv.layout.head_dim_k, scratch.q);
-    Partition<T>(args, unit, rows, scratch, item.blocks + int64_t(item.partition) * blocks, next).run();
+    Partition<T>(args, unit, rows, scratch, item.blocks + int64_t(item.partition) * blocks).run();
     for (int row = 0; row < rows.num_rows; ++row) {
         int64_t place = int64_t(tokens[row / unit.num_heads].slot) * args.num_heads + unit.head + row % unit.num_heads;
         memcpy(args.stored_out + place * dims, scratch.mixed + int64_t(row) * dims, sizeof(float) * dims);
@@ -26,36 +25,21 @@ void store_partition(const AttentionArgs& args, const StoredItem& item, const Un
     }
 }
 
-int first_partition(const AttentionArgs& args, const TokenTile& tile) {
-    return max_of(0, tile.position - args.window + 1) / args.partition;
-}
-
-// Partition p of a tile, if it is to be computed.
-NextPartition partition_of(const AttentionArgs& args, const TokenTile& tile, int kv_head, int p) {
-    int newest = tile.position + tile.num_tokens - 1, blocks = args.partition / args.kv.layout.block_size;
-    if (p * args.partition > newest || (tile.slots >= 0 && args.slots[tile.slots + p] >= 0)) return {};
-    int oldest = max_of(p * args.partition, tile.position - args.window + 1);
-    int first = oldest / args.kv.layout.block_size - p * blocks;
-    int last = min_of(newest / args.kv.layout.block_size + 1 - p * blocks, blocks);
-    return {tile.blocks + int64_t(p) * blocks, kv_head, first, last};
-}
-
-// All partitions that a tile's tokens see, for one unit. next: what the next item begins with.
+// All partitions that a tile's tokens see, for one unit.
 template <class T>
 class TileWalk {
    public:
-    TileWalk(const AttentionArgs& args, const TokenTile& tile, const Unit& unit, const NextPartition& next,
-             const Scratch& scratch)
-        : args_(args), tile_(tile), unit_(unit), next_(next), scratch_(scratch), dims_(args.kv.layout.head_dim_v) {
+    TileWalk(const AttentionArgs& args, const TokenTile& tile, const Unit& unit, const Scratch& scratch)
+        : args_(args), tile_(tile), unit_(unit), scratch_(scratch), dims_(args.kv.layout.head_dim_v) {
         for (int i = 0; i < tile.num_tokens; ++i) rows_.add_token(args, unit, tile.token + i, tile.position + i);
         rows_.make_panels();
     }
 
     void run() {
-        int newest = tile_.position + tile_.num_tokens - 1;
+        int oldest = max_of(0, tile_.position - args_.window + 1), newest = tile_.position + tile_.num_tokens - 1;
         bool is_packed = false;
         for (int row = 0; row < rows_.num_rows; ++row) is_empty_[row] = true;
-        for (int p = first_partition(args_, tile_); p <= newest / args_.partition; ++p) {
+        for (int p = oldest / args_.partition; p <= newest / args_.partition; ++p) {
             if (!rows_.enter_partition(args_, p * args_.partition)) continue;
             int slot = tile_.slots < 0 ? -1 : args_.slots[tile_.slots + p];
             if (slot >= 0) {
@@ -64,16 +48,15 @@ class TileWalk {
             }
             if (!is_packed) rows_.pack_q(args_.scale, args_.kv.layout.head_dim_k, scratch_.q);
             is_packed = true;
-            compute(p, (p + 1) * args_.partition > newest);
+            compute(p);
         }
         finish();
     }
 
    private:
-    void compute(int p, bool is_last) {
+    void compute(int p) {
         int64_t block = int64_t(p) * (args_.partition / args_.kv.layout.block_size);
-        NextPartition next = is_last ? next_ : partition_of(args_, tile_, unit_.kv_head, p + 1);
-        Partition<T>(args_, unit_, rows_, scratch_, tile_.blocks + block, next).run();
+        Partition<T>(args_, unit_, rows_, scratch_, tile_.blocks + block).run();
         for (int row = 0; row < rows_.num_rows; ++row)
             if (rows_.sees_any(row)) take(row, scratch_.mixed_stats[row], scratch_.mixed + int64_t(row) * dims_);
     }
@@ -81,7 +64,8 @@ class TileWalk {
     void fold_stored(int slot) {
         for (int row = 0; row < rows_.num_rows; ++row) {
             if (!rows_.sees_any(row)) continue;
-            int64_t place = int64_t(slot + row / unit_.num_heads) * args_.num_heads + unit_.head + row % unit_.num_heads;
+            int64_t token = slot + row / unit_.num_heads, head = unit_.head + row % unit_.num_heads;
+            int64_t place = token * args_.num_heads + head;
             Stats stats;
             memcpy(&stats, args_.stored_stats + place * 2, sizeof stats);
             take(row, stats, args_.stored_out + place * dims_);
@@ -108,7 +92,6 @@ class TileWalk {
     const AttentionArgs& args_;
     const TokenTile& tile_;
     const Unit unit_;
-    const NextPartition& next_;
     const Scratch& scratch_;
     const int dims_;
     RowTile rows_;
@@ -117,30 +100,14 @@ class TileWalk {
 
 template <class T>
 void store_items(const AttentionArgs& args, int64_t begin, int64_t end, const Scratch& scratch) {
-    int num_blocks = args.partition / args.kv.layout.block_size;
-    for (int64_t i = begin; i < end; ++i) {
-        NextPartition next;
-        if (i + 1 < end) {
-            const StoredItem& item = args.stored[(i + 1) / args.num_units];
-            int kv_head = Unit(args, int((i + 1) % args.num_units)).kv_head;
-            next = {item.blocks + int64_t(item.partition) * num_blocks, kv_head, item.first_block, item.last_block};
-        }
-        Unit unit(args, int(i % args.num_units));
-        store_partition<T>(args, args.stored[i / args.num_units], unit, next, scratch);
-    }
+    for (int64_t i = begin; i < end; ++i)
+        store_partition<T>(args, args.stored[i / args.num_units], Unit(args, int(i % args.num_units)), scratch);
 }
 
 template <class T>
 void attend_items(const AttentionArgs& args, int64_t begin, int64_t end, const Scratch& scratch) {
-    for (int64_t i = begin; i < end; ++i) {
-        NextPartition next;
-        if (i + 1 < end) {
-            const TokenTile& tile = args.tiles[(i + 1) / args.num_units];
-            int kv_head = Unit(args, int((i + 1) % args.num_units)).kv_head;
-            next = partition_of(args, tile, kv_head, first_partition(args, tile));
-        }
-        TileWalk<T>(args, args.tiles[i / args.num_units], Unit(args, int(i % args.num_units)), next, scratch).run();
-    }
+    for (int64_t i = begin; i < end; ++i)
+        TileWalk<T>(args, args.tiles[i / args.num_units], Unit(args, int(i % args.num_units)), scratch).run();
 }
 
 void store_partitions(const AttentionArgs& args, int64_t begin, int64_t end, float* memory) {

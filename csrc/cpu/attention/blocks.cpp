@@ -19,7 +19,8 @@ struct Copy {
 constexpr int64_t kPiece = 64 << 10;  // bytes a chunk at least
 
 void run(const std::vector<Copy>& copies, int64_t block_bytes) {
-    int64_t count = int64_t(copies.size()), per_chunk = std::max<int64_t>(1, kPiece / std::max<int64_t>(1, block_bytes));
+    int64_t count = int64_t(copies.size());
+    int64_t per_chunk = std::max<int64_t>(1, kPiece / std::max<int64_t>(1, block_bytes));
     parallel_for((count + per_chunk - 1) / per_chunk, [&](int64_t chunk, int) {
         for (int64_t i = chunk * per_chunk; i < std::min(count, (chunk + 1) * per_chunk); ++i)
             memcpy(copies[i].to, copies[i].from, block_bytes);

@@ -44,7 +44,8 @@ void rotate_tokens(const RopeArgs& args, const RopeTensor& tensor, int64_t begin
     }
 }
 
-// x in the cache's dtype. Returns the scale of int8, max|x| / 127: NaN and infinity make it such, and so all they touch.
+// x in the cache's dtype. Returns the scale of int8, max|x| / 127; NaN and infinity in x make the scale such, and so
+// whatever is read back.
 template <class T>
 OCTAVO_INLINE float encode(const float* x, int dims, T* to) {
     if constexpr (sizeof(T) > 1) {

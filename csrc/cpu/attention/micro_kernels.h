@@ -24,15 +24,18 @@ constexpr int kStripsAtOnce = kHas32Registers ? 4 : R == 1 ? 8 : R < 4 ? 4 : 2;
 template <int R>
 constexpr int kColumnsAtOnce = R == 1 ? 8 : kHas32Registers || R < 4 ? 4 : 2;
 
-// Memory that will be needed soon, a piece for each strip or block: brought to the cache a little at a time, between
-// the arithmetic, so that neither waits for the other.
+// Memory that will be needed soon, a piece for each strip: brought to the cache a little at a time, between the
+// arithmetic, so that neither waits for the other.
 struct Fetch {
-    const char* const* pieces = nullptr;  // null: nothing
-    int64_t bytes = 0;                    // of a piece
+    const char* const* values = nullptr;  // of the strips' own keys; null: nothing is fetched
+    const char* const* keys = nullptr;    // of the next group's strips
+    int64_t value_bytes = 0, key_bytes = 0;
 };
 
-OCTAVO_INLINE void prefetch(const char* from, const char* to) {
-    for (; from < to; from += 64) __builtin_prefetch(from, 0, 2);
+template <int kLines>
+OCTAVO_INLINE void prefetch_lines(const char* from) {
+#pragma GCC unroll 8
+    for (int i = 0; i < kLines; ++i) __builtin_prefetch(from + i * 64, 0, 2);
 }
 
 // K in vectors of keys: a strip is one vector at each of `dims` rows `stride` apart.
@@ -55,13 +58,13 @@ OCTAVO_INLINE void score_tile(const float* q, const Strips<T>& strips, int first
         keys[c] = strips.keys[first + c];
         for (int r = 0; r < R; ++r) sums[r][c] = F<W>{};
     }
-    int64_t stride = strips.stride, bytes = strips.fetch.bytes * kDimsAtOnce / strips.dims;
-    for (int d = 0; d < strips.dims;) {
-        if constexpr (kFetches)
-            for (int c = 0; c < C; ++c) {
-                const char* from = strips.fetch.pieces[first + c] + d / kDimsAtOnce * bytes;
-                prefetch(from, from + bytes);
-            }
+    constexpr int kLines = W * kDimsAtOnce * sizeof(T) / 64;  // as much as is used meanwhile
+    int64_t stride = strips.stride, fetched = 0;
+    for (int d = 0; d < strips.dims; fetched += kLines * 64) {
+        if (kFetches && fetched < strips.fetch.value_bytes)
+            for (int c = 0; c < C; ++c) prefetch_lines<kLines>(strips.fetch.values[first + c] + fetched);
+        if (kFetches && fetched < strips.fetch.key_bytes)
+            for (int c = 0; c < C; ++c) prefetch_lines<kLines>(strips.fetch.keys[first + c] + fetched);
         int stop = kFetches ? d + kDimsAtOnce : strips.dims;
 #pragma GCC unroll 1
         for (; d < stop; ++d, q += R) {
@@ -80,7 +83,7 @@ OCTAVO_INLINE void score_tile(const float* q, const Strips<T>& strips, int first
 template <class T, int W, int R>
 void score_panel(const float* q, const Strips<T>& strips, int count, float* scores) {
     constexpr int C = kStripsAtOnce<R>;
-    if (strips.fetch.pieces)
+    if (strips.fetch.values)
         for (int c = 0; c < count; c += C) score_tile<T, W, R, C, true>(q, strips, c, scores + c * W);
     else
         for (int c = 0; c < count; c += C) score_tile<T, W, R, C, false>(q, strips, c, scores + c * W);
@@ -111,7 +114,6 @@ struct Values {
     const T* const* blocks;
     int block_size;
     int dims;
-    Fetch fetch;  // when a block is begun
 };
 
 // out[r][column ..] += sum over keys begin .. end - 1 of weights[r][key] * v[key][column ..]
@@ -122,7 +124,6 @@ OCTAVO_INLINE void mix_tile(const float* weights, const Values<T>& v, int begin,
         for (int c = 0; c < C; ++c) sums[r][c] = load<W>(out + int64_t(r) * v.dims + column + c * W);
     int block = begin / v.block_size, offset = begin - block * v.block_size;
     for (int key = begin; key < end; ++block, offset = 0) {
-        if (v.fetch.pieces && column == 0) prefetch(v.fetch.pieces[block], v.fetch.pieces[block] + v.fetch.bytes);
         int stop = key + v.block_size - offset;
         if (stop > end) stop = end;
         const T* row = v.blocks[block] + int64_t(offset) * v.dims + column;
@@ -149,7 +150,7 @@ OCTAVO_INLINE void mix_tile(const float* weights, const Values<T>& v, int begin,
         for (int c = 0; c < C; ++c) store<W>(out + int64_t(r) * v.dims + column + c * W, sums[r][c]);
 }
 
-// Columns from `column` on in tiles of C vectors, then of fewer, then of half vectors: the head size is a multiple of 8.
+// Columns from `column` on in tiles of C vectors, then of fewer, then in vectors of 8: so many divide the head size.
 template <class T, int W, int R, int C>
 OCTAVO_INLINE void mix_columns(const float* weights, const Values<T>& v, int begin, int end, int column, float* out) {
     for (; column + C * W <= v.dims; column += C * W) mix_tile<T, W, R, C>(weights, v, begin, end, column, out);

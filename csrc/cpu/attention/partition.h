@@ -31,21 +31,14 @@ struct PartitionBlocks {
     }
 };
 
-// The partition that will be computed next, if it is known: its K is fetched while V is used.
-struct NextPartition {
-    const int32_t* blocks = nullptr;  // of the partition
-    int kv_head = 0;
-    int first = 0, last = 0;  // blocks
-};
-
 // The computation of one partition; what `run` leaves is in scratch.mixed and scratch.mixed_stats.
 template <class T>
 class Partition {
    public:
     Partition(const AttentionArgs& args, const Unit& unit, const RowTile& rows, const Scratch& scratch,
-              const int32_t* blocks, const NextPartition& next)
+              const int32_t* blocks)
         : args_(args), layout_(args.kv.layout), rows_(rows), scratch_(scratch),
-          blocks_(args.kv, blocks, unit.kv_head, rows.first, rows.last), next_(next) {}
+          blocks_(args.kv, blocks, unit.kv_head, rows.first, rows.last) {}
 
     void run() {
         if constexpr (sizeof(T) == 1) gather_scales();
@@ -70,25 +63,28 @@ class Partition {
         }
     }
 
-    // While keys are scored, their V comes to the cache.
+    // While keys are scored, their V and the next K come to the cache.
     template <int W>
     void score() {
         const T* keys[kMaxStrips];
-        const char* values[kMaxStrips];
-        int size = layout_.block_size, begin = rows_.first / W, end = (rows_.last + W - 1) / W, count = 0;
-        for (int strip = begin, b = begin * W / size, offset = begin * W - b * size; strip < end; ++strip, ++count) {
-            keys[count] = blocks_.k[b] + offset;
-            values[count] = (const char*)(blocks_.v[b] + offset * layout_.head_dim_v);
+        const char *key_pieces[kMaxStrips], *value_pieces[kMaxStrips];  // a strip's share of its block
+        int size = layout_.block_size, begin = rows_.first / W, end = (rows_.last + W - 1) / W, count = end - begin;
+        int block = begin * W / size, offset = begin * W - block * size;
+        for (int i = 0; i < count + kStripGroup; ++i) {
+            keys[i] = blocks_.k[block] + offset;
+            key_pieces[i] = (const char*)(blocks_.k[block] + offset * layout_.head_dim_k);
+            value_pieces[i] = (const char*)(blocks_.v[block] + offset * layout_.head_dim_v);
+            if (i + 1 >= count) continue;  // the last one again, to fill its group
             offset += W;
-            if (offset == size) ++b, offset = 0;
+            if (offset == size) ++block, offset = 0;
         }
-        for (int i = 0; i < kStripGroup; ++i) {
-            keys[count + i] = keys[count - 1];
-            values[count + i] = values[count - 1];
-        }
-        int64_t bytes = W * layout_.head_dim_v * sizeof(T);
+        Fetch fetch;
+        fetch.value_bytes = W * int64_t(sizeof(T)) * layout_.head_dim_v;
+        fetch.key_bytes = W * int64_t(sizeof(T)) * layout_.head_dim_k;
         for (int i = 0; i < count; i += kStripGroup) {
-            Strips<T> strips{keys + i, size, layout_.head_dim_k, {values + i, bytes}};
+            fetch.values = value_pieces + i;
+            fetch.keys = key_pieces + min_of(i + kStripGroup, count);
+            Strips<T> strips{keys + i, size, layout_.head_dim_k, fetch};
             score_strips<W>(strips, min_of(kStripGroup, count - i), scratch_.scores + (begin + i) * W);
         }
     }
@@ -130,29 +126,19 @@ class Partition {
 
     void mix() {
         memset(scratch_.mixed, 0, sizeof(float) * rows_.num_rows * layout_.head_dim_v);
-        const char* next[kMaxBlocks];
-        Fetch fetch{next, layout_.k_head_bytes};
-        for (int b = blocks_.first; b < blocks_.last; ++b) next[b] = next_key_block(b - blocks_.first);
         int size = layout_.block_size, blocks_at_once = max_of(1, 64 / size);
         for (int b = blocks_.first; b < blocks_.last; b += blocks_at_once) {
             int begin = max_of(b * size, rows_.first);
             int end = min_of(min_of(b + blocks_at_once, blocks_.last) * size, rows_.last);
             if (!converts()) {
-                mix_keys(Values<T>{blocks_.v, size, layout_.head_dim_v, fetch}, begin, end);
+                mix_keys(Values<T>{blocks_.v, size, layout_.head_dim_v}, begin, end);
                 continue;
             }
             convert_values(b, min_of(b + blocks_at_once, blocks_.last));
             // one long block, addressed as if it began with the partition's first key
             const float* block = scratch_.v_block - int64_t(b) * size * layout_.head_dim_v;
-            mix_keys(Values<float>{&block, kMaxPartition, layout_.head_dim_v, Fetch{}}, begin, end);
+            mix_keys(Values<float>{&block, kMaxPartition, layout_.head_dim_v}, begin, end);
         }
-    }
-
-    // Where the i-th K block of the next partition begins; any place if there is none.
-    const char* next_key_block(int i) const {
-        if (next_.first + i >= next_.last) return (const char*)blocks_.k[blocks_.first];
-        int64_t block = next_.blocks[next_.first + i];
-        return args_.kv.k + block * layout_.k_block_bytes + next_.kv_head * layout_.k_head_bytes;
     }
 
     void convert_values(int begin, int end) {
@@ -164,7 +150,7 @@ class Partition {
 
     // Rows of a panel take the keys that all of them see together, the few others each by itself, in order.
     template <class S>
-    void mix_keys(Values<S> v, int begin, int end) {
+    void mix_keys(const Values<S>& v, int begin, int end) {
         for (int row = 0; row < rows_.num_rows; row += rows_.panel_rows) {
             int count = rows_.rows_of_panel(row), low = begin, high = end;
             for (int r = row; r < row + count; ++r) {
@@ -172,10 +158,11 @@ class Partition {
                 high = min_of(high, rows_.high[r]);
             }
             if (low >= high) low = high = end;
-            for (int r = row; r < row + count; ++r) mix_one(v, r, max_of(begin, rows_.low[r]), min_of(low, rows_.high[r]));
+            for (int r = row; r < row + count; ++r)
+                mix_one(v, r, max_of(begin, rows_.low[r]), min_of(low, rows_.high[r]));
             if (low < high) mix_rows<S>(count, scores(row), v, low, high, mixed(row));
-            v.fetch = Fetch{};
-            for (int r = row; r < row + count; ++r) mix_one(v, r, max_of(high, rows_.low[r]), min_of(end, rows_.high[r]));
+            for (int r = row; r < row + count; ++r)
+                mix_one(v, r, max_of(high, rows_.low[r]), min_of(end, rows_.high[r]));
         }
     }
 
@@ -192,7 +179,6 @@ class Partition {
     const RowTile& rows_;
     const Scratch& scratch_;
     const PartitionBlocks<T> blocks_;
-    const NextPartition& next_;
 };
 
 }  // namespace

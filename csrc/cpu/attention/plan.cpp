@@ -73,7 +73,7 @@ void AttentionPlan::read(const StepMetadata& step) {
         if (end < begin || end > step.num_tokens)
             throw std::invalid_argument("query_start_loc falls, or names more tokens than q has");
         if (begin == end) continue;
-        if (seq_len < end - begin) throw std::invalid_argument("a request has more tokens in the step than seq_lens says");
+        if (seq_len < end - begin) throw std::invalid_argument("a request has more tokens in a step than in seq_lens");
         Request request{step.block_tables + r * step.table_width, begin, end - begin, seq_len - (end - begin), seq_len};
         check(request, step.table_width);
         requests_.push_back(request);
@@ -95,7 +95,9 @@ void AttentionPlan::check(const Request& request, int64_t table_width) const {
 int AttentionPlan::first_partition(const Request& request) const {
     return std::max(0, request.position - shape_.window + 1) / partition_;
 }
-int AttentionPlan::end_partition(const Request& request) const { return (request.seq_len + partition_ - 1) / partition_; }
+int AttentionPlan::end_partition(const Request& request) const {
+    return (request.seq_len + partition_ - 1) / partition_;
+}
 
 // Requests of few tokens whose blocks are the same in a whole partition compute it together. Only requests that shared
 // the partition before, or see none before, are compared: what is shared is a prefix.
@@ -110,7 +112,8 @@ void AttentionPlan::share() {
     size_t next = 0;
     for (int p = 0; next < waiting.size() || !candidates.empty(); ++p) {
         if (candidates.empty()) p = first_partition(*waiting[next]);
-        for (; next < waiting.size() && first_partition(*waiting[next]) == p; ++next) candidates.push_back(waiting[next]);
+        for (; next < waiting.size() && first_partition(*waiting[next]) == p; ++next)
+            candidates.push_back(waiting[next]);
         std::erase_if(candidates, [&](const Request* r) { return r->seq_len < (p + 1) * partition_; });
         share_partition(p, candidates);
     }
@@ -160,7 +163,7 @@ void AttentionPlan::store(int partition, Request* const* members, size_t count) 
     int64_t tokens = 0;
     for (size_t i = 0; i < count; ++i) tokens += members[i]->num_tokens;
     if (num_slots_ + tokens > max_slots_) return;
-    StoredItem item = new_item(members[0]->blocks, partition);
+    StoredItem item{members[0]->blocks, partition, int32_t(stored_tokens_.size()), 0};
     for (size_t i = 0; i < count; ++i) {
         Request& request = *members[i];
         if (request.slots < 0) {
@@ -171,28 +174,14 @@ void AttentionPlan::store(int partition, Request* const* members, size_t count) 
         for (int t = 0; t < request.num_tokens; ++t) {
             if (item.num_tokens == tile_tokens_) {
                 stored_.push_back(item);
-                item = new_item(members[0]->blocks, partition);
+                item.first = int32_t(stored_tokens_.size());
+                item.num_tokens = 0;
             }
-            add_token(item, {request.token + t, request.position + t, int32_t(num_slots_++)});
+            stored_tokens_.push_back({request.token + t, request.position + t, int32_t(num_slots_++)});
+            ++item.num_tokens;
         }
     }
     stored_.push_back(item);
-}
-
-StoredItem AttentionPlan::new_item(const int32_t* blocks, int partition) const {
-    return {blocks, partition, int32_t(stored_tokens_.size()), 0, partition_ / shape_.block_size, 0};
-}
-
-void AttentionPlan::add_token(StoredItem& item, const StoredToken& token) {
-    int start = item.partition * partition_;
-    int oldest = std::max(0, token.position - shape_.window + 1 - start);
-    int newest = std::min(token.position - start, partition_ - 1);
-    if (oldest <= newest) {
-        item.first_block = std::min(item.first_block, oldest / shape_.block_size);
-        item.last_block = std::max(item.last_block, newest / shape_.block_size + 1);
-    }
-    stored_tokens_.push_back(token);
-    ++item.num_tokens;
 }
 
 int64_t AttentionPlan::visible_keys(int position, int num_tokens) const {

@@ -58,8 +58,6 @@ class AttentionPlan {
     void share_partition(int partition, std::vector<Request*>& candidates);
     void split();
     void store(int partition, Request* const* members, size_t count);
-    StoredItem new_item(const int32_t* blocks, int partition) const;
-    void add_token(StoredItem& item, const StoredToken& token);
     bool is_stored(const Request& request, int partition) const;
     void make_tiles();
     void make_chunks();

@@ -99,12 +99,14 @@ OCTAVO_INLINE float exp_scalar(float x) { return exp_of_negative<4>(splat<4>(x))
 void fold(Stats& stats, float* out, const Stats& next, const float* next_out, int dims) {
     if (next.maximum > stats.maximum) {
         float factor = exp_scalar(stats.maximum - next.maximum);
-        for (int i = 0; i < dims; i += kNarrow) store<kNarrow>(out + i, load<kNarrow>(out + i) * factor + load<kNarrow>(next_out + i));
+        for (int i = 0; i < dims; i += kNarrow)
+            store<kNarrow>(out + i, load<kNarrow>(out + i) * factor + load<kNarrow>(next_out + i));
         stats.sum = stats.sum * factor + next.sum;
         stats.maximum = next.maximum;
     } else {
         float factor = exp_scalar(next.maximum - stats.maximum);
-        for (int i = 0; i < dims; i += kNarrow) store<kNarrow>(out + i, load<kNarrow>(next_out + i) * factor + load<kNarrow>(out + i));
+        for (int i = 0; i < dims; i += kNarrow)
+            store<kNarrow>(out + i, load<kNarrow>(next_out + i) * factor + load<kNarrow>(out + i));
         stats.sum = next.sum * factor + stats.sum;
     }
 }

@@ -38,7 +38,8 @@ void linear(uintptr_t x, int64_t x_stride, int64_t rows, uintptr_t panels, uintp
             int storage, const char* isa_name, uintptr_t y) {
     const LinearKernels& kernels = kernels_of(isa_name);
     if (rows == 0 || n == 0) return;
-    LinearJob job{at<const float>(x), x_stride, at<const void>(panels), at<const float>(bias), at<float>(y), rows, n, k};
+    LinearJob job{at<const float>(x), x_stride, at<const void>(panels), at<const float>(bias),
+                  at<float>(y),       rows,     n,                      k};
     auto run = kernels.linear[storage];
     int64_t num_panels = divide_up(n, kernels.panel_columns);
     int64_t operations = 2 * rows * n * k;

@@ -1,9 +1,10 @@
 // The linear layer's weights in memory, and the table of functions that each instruction set provides for them.
 //
-// A weight [N, K] is kept in panels of `panel_columns` rows of it, the columns of x * weight^T; the last one is filled up
-// with zeros. Inside a panel k is the outer dimension: for each k one value a column, two vectors of the instruction set.
-// float32 and float16 columns are in order. bfloat16 is woven: each 32-bit word holds a column of the first vector in its
-// low half and the same lane of the second vector in its high half, so that one load and a shift or a mask give both.
+// A weight [N, K] is kept in panels of `panel_columns` rows of it, the columns of x * weight^T; the last one is filled
+// up with zeros. Inside a panel k is the outer dimension: for each k one value a column, two vectors of the instruction
+// set. float32 and float16 columns are in order. bfloat16 is woven: each 32-bit word holds a column of the first vector
+// in its low half and the same lane of the second vector in its high half, so that one load, a shift and a mask give
+// both.
 #pragma once
 
 #include <cstdint>

@@ -7,7 +7,19 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-constexpr int64_t kPartOfK = 512;  // k of one part: its panel stays in the first or second cache
+// So many tiles of rows read a panel as it is stored; for more of them it is first brought to float32.
+template <class T>
+constexpr int64_t kTilesAsStored = 3;
+template <>
+constexpr int64_t kTilesAsStored<float> = INT64_MAX;
+#if !defined(__F16C__)
+template <>
+constexpr int64_t kTilesAsStored<f16> = 1;
+#endif
+
+// The k of one part of the product. A panel that is first brought to float32 should stay in the first cache (32 KB).
+template <class T>
+constexpr int64_t kPartOfK = sizeof(T) == sizeof(float) ? 640 : 8192 / kPanel;
 
 constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -121,17 +133,18 @@ OCTAVO_INLINE void widen_panel(const T* source, float* target, int64_t k) {
     }
 }
 
-// The tiles of all rows with one part of one panel, which is in float32 now. `stored`: bytes of that part as stored.
-OCTAVO_INLINE void all_tiles(Tile<float> t, int64_t rows, int64_t columns, int64_t stored) {
+// The tiles of all rows with one part of one panel. `stored`: bytes of that part as stored.
+template <class T>
+OCTAVO_INLINE void all_tiles(Tile<T> t, int64_t rows, int64_t columns, int64_t stored) {
     int64_t tiles = divide_up(rows, kTileRows);
-    Tile<float> all = t;
+    Tile<T> all = t;
     t.ahead_step = divide_up(kUnroll * stored, tiles * t.k);
     for (int64_t tile = 0; tile < tiles; ++tile) {
         int64_t begin = rows * tile / tiles, end = rows * (tile + 1) / tiles;
         t.x = all.x + begin * t.x_stride;
         t.y = all.y + begin * t.y_stride;
         t.ahead = all.ahead + stored * tile / tiles;
-        RunTile<float> run = shared_tile_of<float, kTileRows>(int(end - begin));
+        RunTile<T> run = shared_tile_of<T, kTileRows>(int(end - begin));
         if (columns >= kPanel) run(t);
         else run_cut(run, t, int(end - begin), columns);
     }
@@ -141,24 +154,24 @@ OCTAVO_INLINE void all_tiles(Tile<float> t, int64_t rows, int64_t columns, int64
 template <class T>
 void many_rows(const Range<T>& range) {
     const LinearJob& job = range.job;
-    int64_t parts = divide_up(job.k, kPartOfK);
-    alignas(64) float wide[sizeof(T) == sizeof(float) ? 1 : kPartOfK * kPanel];
+    int64_t parts = divide_up(job.k, kPartOfK<T>);
+    bool is_widened = divide_up(range.rows(), kTileRows) > kTilesAsStored<T>;
+    alignas(64) float wide[kTilesAsStored<T> == INT64_MAX ? 1 : kPartOfK<T> * kPanel];
     for (int64_t part = 0; part < parts; ++part) {
         int64_t k_begin = job.k * part / parts, k_end = job.k * (part + 1) / parts;
         for (int64_t p = range.panel_begin; p < range.panel_end; ++p) {
             Tile<T> t = range.tile(p, k_begin, k_end);
             bool is_last = p + 1 == range.panel_end;
             const T* next = is_last ? range.panel(range.panel_begin) + k_end * kPanel : t.panels + t.panel_stride;
-            const float* panel;
-            if constexpr (sizeof(T) == sizeof(float)) {
-                panel = t.panels;
-            } else {
+            t.ahead = (const char*)next;
+            int64_t columns = job.n - p * kPanel, stored = t.k * kPanel * int64_t(sizeof(T));
+            if (is_widened) {
                 widen_panel(t.panels, wide, t.k);
-                panel = wide;
+                Tile<float> f{t.x, t.x_stride, wide, 0, t.k, t.y, t.y_stride, t.bias, t.is_first, t.ahead, 0};
+                all_tiles(f, range.rows(), columns, stored);
+            } else {
+                all_tiles(t, range.rows(), columns, stored);
             }
-            Tile<float> f{t.x, t.x_stride, panel,      0, t.k, t.y, t.y_stride,
-                          t.bias, t.is_first, (const char*)next, 0};
-            all_tiles(f, range.rows(), job.n - p * kPanel, t.k * kPanel * int64_t(sizeof(T)));
         }
     }
 }

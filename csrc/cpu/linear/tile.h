@@ -1,8 +1,8 @@
 // The innermost part of the linear layer: a tile of ROWS rows of x times PANELS panels of the weight.
 //
-// Every output is one accumulator that takes x[k] * w[k] for k = 0, 1, ... in order, whatever the shape of the tile; the
-// bias is added last. A tile may cover a part of k: it then starts from what the part before left in y. What hides the
-// latency of the additions is the number of outputs in flight, never a second accumulator for one output.
+// Every output is one accumulator that takes x[k] * w[k] for k = 0, 1, ... in order, whatever the shape of the tile;
+// the bias is added last. A tile may cover a part of k: it then starts from what the part before left in y. What hides
+// the latency of the additions is the number of outputs in flight, never a second accumulator for one output.
 #pragma once
 
 #include "linear/linear.h"
@@ -13,7 +13,6 @@ namespace {
 
 constexpr int kPanel = 2 * kFloats;  // columns of a panel
 constexpr int kUnroll = 2;           // steps of k in one round of the inner loop
-constexpr int kStreamAhead = 1024;  // bytes that a stream is fetched ahead
 
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int kRegisters = 32;
@@ -44,7 +43,7 @@ struct Tile {
     int64_t y_stride;
     const float* bias;   // null but in the last part of k
     bool is_first;       // the first part of k
-    const char* ahead;   // memory to bring close meanwhile
+    const char* ahead;   // memory to bring close meanwhile; it may reach past the end of what there is
     int64_t ahead_step;  // bytes of it for one round of the loop
 };
 
@@ -60,8 +59,8 @@ OCTAVO_INLINE void load_pair(const bf16* p, F<kFloats>& low, F<kFloats>& high) {
     high = (F<kFloats>)(woven & 0xffff0000u);
 }
 
-// N streams at equal distances. x86 can address base + index * {1, 2} + constant, so a third of the pointers do; they stay
-// in registers, and few additions take the execution ports that the multiplications need.
+// N streams at equal distances. x86 can address base + index * {1, 2} + constant, so a third of the pointers do; they
+// stay in registers, and few additions take the execution ports that the multiplications need.
 template <int N>
 struct Streams {
     const char* base[(N + 2) / 3];
@@ -112,6 +111,8 @@ OCTAVO_INLINE void start(const Tile<T>& t, Sums<ROWS, PANELS>& sums) {
 #pragma GCC unroll 16
         for (int p = 0; p < PANELS; ++p) {
             const float* y = t.y + r * t.y_stride + p * kPanel;
+            __builtin_prefetch(y, 1);
+            __builtin_prefetch(y + kFloats, 1);
             sums.of[r][p][0] = t.is_first ? F<kFloats>{} : load<kFloats>(y);
             sums.of[r][p][1] = t.is_first ? F<kFloats>{} : load<kFloats>(y + kFloats);
         }
@@ -136,11 +137,12 @@ OCTAVO_INLINE void finish(const Tile<T>& t, const Sums<ROWS, PANELS>& sums) {
     }
 }
 
-// IS_STREAM: the panels come from memory for this tile alone, so it fetches its own panels ahead. Else several tiles use
-// the same panel, and each of them fetches its share of what follows (`ahead`).
+// IS_STREAM: the panels come from memory for this tile alone, so it fetches its own panels ahead. Else several tiles
+// use the same panel, and each of them fetches its share of what follows (`ahead`).
 template <class T, int ROWS, int PANELS, bool IS_STREAM>
 void run_tile(const Tile<T>& t) {
     constexpr int round_bytes = kUnroll * kPanel * sizeof(T);
+    constexpr int bytes_ahead = PANELS > 1 ? 1024 : sizeof(T) == sizeof(float) ? 4096 : 2048;
     Streams<ROWS> x(t.x, t.x_stride * sizeof(float));
     Streams<PANELS> w(t.panels, t.panel_stride * sizeof(T));
     const char* ahead = t.ahead;
@@ -153,7 +155,7 @@ void run_tile(const Tile<T>& t) {
             for (int p = 0; p < PANELS; ++p)
 #pragma GCC unroll 16
                 for (int line = 0; line < round_bytes; line += 64)
-                    __builtin_prefetch(w.at(p) + kStreamAhead + line, 0, 3);
+                    __builtin_prefetch(w.at(p) + bytes_ahead + line, 0, bytes_ahead > 2048 ? 2 : 3);
         } else {
             __builtin_prefetch(ahead, 0, 2);
             if (round_bytes / 2 > 64) __builtin_prefetch(ahead + 64, 0, 2);

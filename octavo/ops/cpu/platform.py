@@ -3,12 +3,9 @@
 import torch
 from torch import Tensor
 
-from octavo import envs
-from octavo.config.platform_traits import WorkspaceTraits
-from octavo.errors import InvalidInput
-from octavo.ops.cpu import _native, attention, elementwise, linear, sampling
+from octavo.ops.cpu import _native, attention, elementwise, linear, sampling, traits
 from octavo.ops.cpu.linear import NativeWeight
-from octavo.ops.interface import DTYPES, AttentionMetadata, KVCache, Platform, SamplingBatch
+from octavo.ops.interface import AttentionMetadata, KVCache, Platform, SamplingBatch
 from octavo.protocol.kv_cache_spec import KVCacheSpec
 
 
@@ -18,30 +15,22 @@ class CpuPlatform(Platform):
     Weights are kept in their dtype; activations, norm weights and every sum are float32.
     """
 
-    name = "cpu"
-    # attention keeps results of partitions, never more than these; sampling works on the logits as they are
-    workspace = WorkspaceTraits(scores_at_once=2**22, score_bytes=4, gathers_kv=False, sampling_bytes=8)
+    name = traits.NAME
+    workspace = traits.WORKSPACE
 
     def __init__(self) -> None:
-        wanted, supported = envs.cpu_isa(), _native.supported_isas()
-        if wanted is not None and wanted not in supported:
-            raise InvalidInput(f"OCTAVO_CPU_ISA={wanted!r} cannot run here; this machine has {', '.join(supported)}")
-        _native.use_isa(wanted or supported[0])
+        isa, self.kernels_reason = traits.chosen_isa()
+        _native.use_isa(isa)
 
     def default_dtype(self, checkpoint_dtype: str) -> tuple[str, str]:
-        isa = _native.isa()
-        if checkpoint_dtype == "float32":
-            return "float32", f"the checkpoint's own; with bfloat16 the {isa} kernels would read half as much"
-        if checkpoint_dtype in DTYPES:
-            return checkpoint_dtype, f"the checkpoint's own, which the {isa} kernels compute in float32"
-        return "bfloat16", f"half of what float32 reads, computed in float32 by the {isa} kernels"
+        return traits.default_dtype(_native.isa(), checkpoint_dtype)
 
     def activation_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return torch.float32
 
     @property
     def kv_cache_dtypes(self) -> tuple[str, ...]:
-        return (*DTYPES, "int8")
+        return traits.KV_CACHE_DTYPES
 
     def set_num_threads(self, count: int) -> None:
         _native.set_num_threads(count)
@@ -49,8 +38,7 @@ class CpuPlatform(Platform):
         torch.set_num_threads(1)
 
     def kernel_report(self) -> dict[str, str]:
-        kinds = ("linear", "embedding", "norm", "rope", "attention", "sample")
-        return dict.fromkeys(kinds, f"cpu ({_native.isa()})")
+        return traits.kernel_report(_native.isa())
 
     def allocate_kv_cache(self, spec: KVCacheSpec, num_blocks: int, block_size: int) -> KVCache:
         return attention.allocate_kv_cache(spec, num_blocks, block_size)

@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 
 from octavo.ops.interface import AttentionMetadata, KVCache
+from octavo.ops.reference.traits import MAX_SCORES
 
 _QUERY_CHUNK = 256
 """Queries of one request computed together. Keys after the chunk's last query are left out of its products."""
-MAX_SCORES = 1 << 24
-"""Scores kept at once (float32), which bounds the workspace of a long prompt."""
 
 
 def paged_attention(

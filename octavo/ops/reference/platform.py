@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from octavo.config.platform_traits import WorkspaceTraits
 from octavo.errors import InvalidInput
 from octavo.ops.interface import DTYPES, AttentionMetadata, KVCache, Platform, SamplingBatch
-from octavo.ops.reference.attention import MAX_SCORES, paged_attention
+from octavo.ops.reference import traits
+from octavo.ops.reference.attention import paged_attention
 from octavo.ops.reference.sampling import process_logits, sample
 from octavo.protocol.kv_cache_spec import KVCacheSpec
 
@@ -28,19 +28,18 @@ class DenseWeight(NamedTuple):
 class ReferencePlatform(Platform):
     """Plain torch on the CPU. Norms, rotation and attention compute in float32 whatever the dtype of the tensors."""
 
-    name = "reference"
-    # probabilities are float64, scores have weights and a mask beside them
-    workspace = WorkspaceTraits(scores_at_once=MAX_SCORES, score_bytes=12, gathers_kv=True, sampling_bytes=40)
+    name = traits.NAME
+    workspace = traits.WORKSPACE
+    kernels_reason = traits.KERNELS_REASON
 
     def default_dtype(self, checkpoint_dtype: str) -> tuple[str, str]:
-        return "float32", f"the reference operators are fastest in float32 (checkpoint: {checkpoint_dtype})"
+        return traits.default_dtype(checkpoint_dtype)
 
     def set_num_threads(self, count: int) -> None:
         torch.set_num_threads(count)
 
     def kernel_report(self) -> dict[str, str]:
-        kinds = ("linear", "embedding", "norm", "rope", "attention", "sample")
-        return dict.fromkeys(kinds, f"reference (torch {torch.__version__})")
+        return traits.kernel_report()
 
     def allocate_kv_cache(self, spec: KVCacheSpec, num_blocks: int, block_size: int) -> KVCache:
         shape = (num_blocks, block_size, spec.num_kv_heads)
