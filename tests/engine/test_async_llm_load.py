@@ -115,7 +115,7 @@ def test_a_thousand_huge_prompts_at_once_are_answered_at_once(tiny_llama):
         started = time.monotonic()
         answers = await asyncio.gather(*(last_output(llm, text, GREEDY) for _ in range(1000)), return_exceptions=True)
         seconds = time.monotonic() - started
-        assert {type(answer) for answer in answers} == {Overloaded, InvalidInput}
+        assert all(isinstance(answer, (Overloaded, InvalidInput)) for answer in answers)
         assert sum(isinstance(answer, InvalidInput) for answer in answers) == 8
         assert all("at least 1000000 tokens" in str(a) for a in answers if isinstance(a, InvalidInput))
         assert seconds < 5

@@ -100,7 +100,7 @@ def test_wrong_numbers_of_params_or_priorities_are_refused(make_llm):
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("dtype", "int3"), ("scheduling_policy", "lifo"), ("kv_cache_dtype", "int8"), ("kv_cache_dtype", "nibble"),
+        ("dtype", "int3"), ("scheduling_policy", "lifo"), ("kv_cache_dtype", "fp8"), ("kv_cache_dtype", "nibble"),
         ("block_size", 7), ("block_size", 0), ("max_num_seqs", 0), ("max_model_len", 0), ("max_model_len", 10**6),
         ("tensor_parallel_size", 2), ("quantization", "awq"), ("speculative_config", {"method": "ngram"}),
         ("kv_cache_memory", "2 parsecs"), ("num_kv_blocks", 0), ("load_format", "pickle"), ("num_threads", 0),
