@@ -145,6 +145,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             streams.check()
             time.sleep(0.05)
         busy = measure()
+        prober.pipe.send("no more")
         return {
             "benchmark": "http_liveness", "model": args.model, "streams": args.streams, "threads": args.threads,
             "prompt_bytes": args.prompt_bytes, "seconds": args.seconds, "goal_p99_ms": GOAL_MS, "idle": idle,

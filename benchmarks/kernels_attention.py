@@ -2,15 +2,14 @@
 
     python benchmarks/kernels_attention.py [--threads 2] [--dtypes float32 bfloat16 int8] [--isa avx2] [--json FILE]
 
-The layer has SmolLM2-135M's shape: 9 query heads, 3 KV heads, head size 64. The sides of a ratio take turns in one run;
-medians. "read" is the speed at which torch sums a tensor of 64 MiB, "gemm" that of a float32 torch.mm of 1024^3: what
-the machine gives at that moment. Decode is linear in the context when "vs 1024" (time a token of context, relative to
-1024 tokens) stays about 1.
+The layer has SmolLM2-135M's shape: 9 query heads, 3 KV heads, head size 64. The sides of a ratio take turns in one run,
+and the best time of each counts. "read" is the speed at which torch sums a tensor of 64 MiB, "gemm" that of a float32
+torch.mm of 1024^3: what the machine gives at that moment. Decode is linear in the context when "vs 1024" (time a token
+of context, relative to 1024 tokens) stays about 1.
 """
 
 import argparse
 import json
-import statistics
 import time
 from collections.abc import Callable
 from itertools import accumulate
@@ -83,7 +82,7 @@ class Case:
 
 
 def in_turns(functions: list[Callable[[], object]], seconds: float) -> list[float]:
-    """Median seconds of each function; they take turns, so that all of them meet the same machine."""
+    """Fewest seconds of each function; they take turns, so that all of them meet the same machine."""
     times: list[list[float]] = [[] for _ in functions]
     for function in functions:
         function()
@@ -93,7 +92,7 @@ def in_turns(functions: list[Callable[[], object]], seconds: float) -> list[floa
             start = time.perf_counter()
             function()
             taken.append(time.perf_counter() - start)
-    return [statistics.median(taken) for taken in times]
+    return [min(taken) for taken in times]
 
 
 def measure_decode(args: argparse.Namespace, dtype: str) -> list[dict]:

@@ -31,6 +31,10 @@ class MachineInfo:
     """What set it: "cgroup" or "available RAM"."""
     process_memory: int = 0
     """Bytes of RAM this process holds already: Python and the libraries. 0: unknown."""
+    cpu_quota: float | None = None
+    """Cores' worth of CPU time that the tightest cgroup allows; None: no such limit."""
+    process_anonymous: int = 0
+    """Those of them that are no pages of a file, which only the process itself can give back."""
 
 
 def detect(root: str | Path = "/") -> MachineInfo:
@@ -45,7 +49,9 @@ def detect(root: str | Path = "/") -> MachineInfo:
         num_cores_source=num_cores_source,
         memory_limit=available if room is None else min(available, room),
         memory_source="available RAM" if room is None or available <= room else "cgroup",
-        process_memory=_process_memory(root),
+        process_memory=_process_memory(root, "VmRSS"),
+        cpu_quota=_cpu_quota(root),
+        process_anonymous=_process_memory(root, "RssAnon"),
     )
 
 
@@ -83,10 +89,10 @@ def _range_length(part: str) -> int:
     return int(last or first) - int(first) + 1
 
 
-def _process_memory(root: Path) -> int:
+def _process_memory(root: Path, field: str) -> int:
     for line in _read(root / "proc/self/status").splitlines():
         key, _, value = line.partition(":")
-        if key == "VmRSS":
+        if key == field:
             return int(value.split()[0]) * 1024
     return 0
 

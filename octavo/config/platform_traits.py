@@ -1,6 +1,7 @@
 """What the plan must know of the platform that will compute, as plain data: so it can be made without the platform."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,3 +27,7 @@ class PlatformTraits:
     """What dtype "auto" means, and why."""
     kv_cache_dtypes: tuple[str, ...]
     workspace: WorkspaceTraits
+    kernels: Mapping[str, str] = field(default_factory=dict)
+    """Kind of layer -> the kernel that computes it."""
+    kernels_reason: str = ""
+    """Why these kernels."""

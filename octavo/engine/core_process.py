@@ -7,6 +7,8 @@ sockets' folder, which a parent that ends in a hurry may leave.
 """
 
 import argparse
+import atexit
+import gc
 import os
 import select
 import shutil
@@ -37,6 +39,7 @@ def main() -> int:
     from octavo.logging import configure_logging
 
     configure_logging()
+    atexit.register(gc.freeze)  # a last collection over all of torch takes most of a second, and the parent waits
     inbox, outbox = (f"ipc://{args.socket_dir}/{name}" for name in (CORE_SOCKET, CLIENT_SOCKET))
     try:
         with zmq.Context() as context:

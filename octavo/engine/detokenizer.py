@@ -223,6 +223,8 @@ class _TextStream:
             return ""
 
     def _take_off_shown(self, piece: str) -> str:
+        if not self._shown and not self._num_broken:
+            return piece
         piece = piece.removeprefix(self._shown)
         broken = min(self._num_broken, len(piece) - len(piece.lstrip(REPLACEMENT)))
         self._shown, self._num_broken = "", 0

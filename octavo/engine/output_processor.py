@@ -186,15 +186,19 @@ class _RequestState:
 
     def _metrics(self) -> RequestMetrics:
         """Of several samples: the first to be scheduled, the first token of all, the last token of all."""
-        timings = [sample.timings for sample in self.samples.values()]
-        scheduled = _earliest(t.scheduled for t in timings)
-        first_token = _earliest(t.first_token for t in timings)
+        times = self._first_sample.timings
+        scheduled, first_token, last_token = times.scheduled, times.first_token, times.last_token
+        if len(self.samples) > 1:
+            timings = [sample.timings for sample in self.samples.values()]
+            scheduled = _earliest(t.scheduled for t in timings)
+            first_token = _earliest(t.first_token for t in timings)
+            last_token = max(t.last_token for t in timings)
         between_tokens, self._between_tokens = self._between_tokens, []
         return RequestMetrics(
-            queue_time=_span(timings[0].arrival, scheduled),
+            queue_time=_span(times.arrival, scheduled),
             prefill_time=_span(scheduled, first_token),
-            decode_time=_span(first_token, max(t.last_token for t in timings)),
-            time_to_first_token=_span(timings[0].arrival, first_token),
+            decode_time=_span(first_token, last_token),
+            time_to_first_token=_span(times.arrival, first_token),
             between_tokens=between_tokens,
             num_preemptions=sum(sample.num_preemptions for sample in self.samples.values()),
             clamps=list(self._clamps),

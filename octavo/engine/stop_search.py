@@ -95,6 +95,7 @@ class StopSearch:
         self._longest = max(map(len, self._strings), default=0)
         self._expressions = [_Expression(pattern, self._budget) for pattern in params.stop_regex or ()]
         self._keeps_stop = params.include_stop_str_in_output
+        self._is_empty = not (self._strings or self._expressions)
 
     def find(self, text: str, new_from: int, counts: bool) -> Stop | None:
         """The stop that `text` holds since text[new_from:] was added to it, if any.
@@ -105,6 +106,8 @@ class StopSearch:
         Raises:
             SearchTimeout: the expressions of the request take too long.
         """
+        if self._is_empty:
+            return None
         if self._expressions:
             self._budget.renew_free_time()
         found = [stop for expression in self._expressions if (stop := expression.find(text, counts)) is not None]
@@ -114,7 +117,7 @@ class StopSearch:
 
     def num_held_back(self, text: str) -> int:
         """Length of the longest end of the text that may be the beginning of a stop."""
-        if self._keeps_stop:
+        if self._keeps_stop or self._is_empty:
             return 0
         tail = text[max(0, len(text) - self._longest + 1) :]
         held_back = [_overlap(tail, string) for string in self._strings]

@@ -1,11 +1,14 @@
-"""open_checkpoint: one door to every kind of checkpoint, which then gives a config, sizes and named tensors."""
+"""open_checkpoint: one door to every kind of checkpoint, which then gives a config, sizes and named tensors.
 
+Opening needs no torch; reading tensors brings it.
+"""
+
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from octavo.config.model import ModelConfig
 from octavo.errors import InvalidInput, short_repr
@@ -15,7 +18,11 @@ from octavo.loader.dummy import count_parameters, iterate_parameter_shapes, rand
 from octavo.loader.gguf import GGUFWeights
 from octavo.loader.gguf_config import read_gguf_config
 from octavo.loader.hf_config import CONFIG_FILE, read_hf_config
+from octavo.loader.reading import LoadingPeak, ReadStep, loading_peak
 from octavo.loader.safetensors import SafetensorsFiles
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 ITEM_SIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -29,7 +36,7 @@ class Checkpoint(ABC):
     """"safetensors", "gguf" or "dummy"."""
 
     @abstractmethod
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+    def tensors(self) -> "Iterator[tuple[str, Tensor]]":
         """(Hugging Face name, tensor) one at a time, in the stored float dtype (quantised GGUF tensors: float32).
 
         A tensor may be a view of the mapped file: copy from it, never write to it. Can be called again."""
@@ -41,6 +48,15 @@ class Checkpoint(ABC):
     def weight_bytes(self, dtype: str) -> int:
         """Bytes of all tensors when kept as `dtype` (float32, bfloat16 or float16)."""
         return self.num_weights() * ITEM_SIZES[dtype]
+
+    @abstractmethod
+    def read_steps(self) -> list[ReadStep]:
+        """What reading takes, tensor by tensor in the order of `tensors`, from the headers."""
+
+    def loading_peak(self, dtype: str) -> LoadingPeak:
+        """RAM at the worst moment of loading it as `dtype`."""
+        steps = self.read_steps()
+        return loading_peak(steps, ITEM_SIZES[dtype], max((step.elements for step in steps), default=0))
 
 
 class SafetensorsCheckpoint(Checkpoint):
@@ -55,11 +71,14 @@ class SafetensorsCheckpoint(Checkpoint):
         self.config = replace(config, dtype=self._files.stored_dtype())
         check_tensors(self.config, {name: info.shape for name, info in self._files.infos.items()}, folder)
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+    def tensors(self) -> "Iterator[tuple[str, Tensor]]":
         return self._files.tensors()
 
     def num_weights(self) -> int:
         return sum(info.num_elements for info in self._files.infos.values())
+
+    def read_steps(self) -> list[ReadStep]:
+        return self._files.read_steps()
 
 
 class GGUFCheckpoint(Checkpoint):
@@ -73,11 +92,14 @@ class GGUFCheckpoint(Checkpoint):
         self._weights = GGUFWeights(file, self.config)
         check_tensors(self.config, self._weights.shapes(), path)
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+    def tensors(self) -> "Iterator[tuple[str, Tensor]]":
         return self._weights.tensors()
 
     def num_weights(self) -> int:
         return self._weights.num_weights()
+
+    def read_steps(self) -> list[ReadStep]:
+        return self._weights.read_steps()
 
 
 class DummyCheckpoint(Checkpoint):
@@ -89,11 +111,15 @@ class DummyCheckpoint(Checkpoint):
         self.config = read_gguf_config(GGUFFile(path)) if path.is_file() else read_hf_config(path)
         self._seed = seed
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+    def tensors(self) -> "Iterator[tuple[str, Tensor]]":
         return random_tensors(iterate_parameter_shapes(self.config), self._seed)
 
     def num_weights(self) -> int:
         return count_parameters(self.config)[1]
+
+    def read_steps(self) -> list[ReadStep]:
+        sizes = (math.prod(shape) for _, shape in iterate_parameter_shapes(self.config))
+        return [ReadStep(size, size * ITEM_SIZES["float32"], 0) for size in sizes]
 
 
 def check_tensors(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]], source: Path) -> None:

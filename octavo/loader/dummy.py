@@ -3,11 +3,12 @@
 import hashlib
 import math
 from collections.abc import Iterable, Iterator
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from octavo.config.model import ModelConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 STANDARD_DEVIATION = 0.02
 """As transformers initialises: activations stay finite at any depth."""
@@ -35,12 +36,14 @@ def count_parameters(config: ModelConfig) -> tuple[int, int]:
     return tensors, elements
 
 
-def random_tensors(shapes: Iterable[tuple[str, tuple[int, ...]]], seed: int) -> Iterator[tuple[str, Tensor]]:
+def random_tensors(shapes: Iterable[tuple[str, tuple[int, ...]]], seed: int) -> "Iterator[tuple[str, Tensor]]":
     """(name, float32 tensor) for each (name, shape), one at a time.
 
     A tensor depends on the seed, its name and its shape only.
     Norm weights are drawn around 1, all others around 0, with a standard deviation of 0.02.
     """
+    import torch  # the shapes are of use without it
+
     for name, shape in shapes:
         generator = torch.Generator().manual_seed(_tensor_seed(seed, name))
         mean = 1.0 if name.endswith("norm.weight") else 0.0

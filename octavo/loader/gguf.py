@@ -1,19 +1,25 @@
-"""Weights of a GGUF file: tensors dequantised and renamed to what the models ask for."""
+"""Weights of a GGUF file: tensors dequantised and renamed to what the models ask for.
+
+Their shapes and sizes are had without torch; reading them brings it.
+"""
 
 from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
-import torch
 from gguf.constants import GGMLQuantizationType as Type
-from torch import Tensor
 
 from octavo.config.model import ModelConfig
 from octavo.errors import not_built, printable
 from octavo.gguf_file import GGUFFile, GGUFTensor
 from octavo.loader.dequantize import DEQUANTIZERS, dequantize
 from octavo.loader.gguf_config import ROPE_FREQS, gguf_architecture
+from octavo.loader.reading import ReadStep
 
-STORED_FLOATS = {Type.F32: torch.float32, Type.F16: torch.float16, Type.BF16: torch.bfloat16}
+if TYPE_CHECKING:
+    from torch import Tensor
+
+STORED_FLOATS = {Type.F32: "float32", Type.F16: "float16", Type.BF16: "bfloat16"}
 NAMES = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -58,8 +64,10 @@ class GGUFWeights:
                     "get the model in another quantisation",
                 )
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+    def tensors(self) -> "Iterator[tuple[str, Tensor]]":
         """(Hugging Face name, tensor) one at a time. Tensors that are not known keep their name in the file."""
+        import torch
+
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
             for tensor in self._tensors:
                 yield hf_name(tensor.name), self._read(tensor, pool)
@@ -72,11 +80,24 @@ class GGUFWeights:
         """Elements of all tensors."""
         return sum(tensor.num_elements for tensor in self._tensors)
 
-    def _read(self, tensor: GGUFTensor, pool: Executor) -> Tensor:
+    def read_steps(self) -> list[ReadStep]:
+        """One a tensor, in the order of `tensors`: a copy in its own float dtype or in float32, two while the rows are
+        brought into order. The file stays mapped."""
+        steps, mapped = [], 0
+        for tensor in self._tensors:
+            mapped += tensor.num_bytes
+            copies = 2 if _layer_part(tensor.name) in self._heads_of else 1
+            size = tensor.num_bytes if tensor.type in STORED_FLOATS else 4 * tensor.num_elements
+            steps.append(ReadStep(tensor.num_elements, copies * size, mapped))
+        return steps
+
+    def _read(self, tensor: GGUFTensor, pool: Executor) -> "Tensor":
+        import torch
+
         raw, kind = self._file.raw(tensor), tensor.type
         assert isinstance(kind, Type)  # others were refused
         if kind in STORED_FLOATS:
-            values = torch.from_numpy(raw.copy()).view(STORED_FLOATS[kind])
+            values = torch.from_numpy(raw.copy()).view(getattr(torch, STORED_FLOATS[kind]))
         else:
             values = torch.from_numpy(dequantize(raw, kind, pool))
         values = values.view(tensor.shape)
@@ -97,7 +118,7 @@ def hf_name(name: str) -> str:
     return f"model.layers.{layer}.{LAYER_NAMES[part]}.{kind}" if layer.isdigit() else name
 
 
-def to_half_rotation(rows: Tensor, num_heads: int) -> Tensor:
+def to_half_rotation(rows: "Tensor", num_heads: int) -> "Tensor":
     """Undo the row order of llama files: a head's rows are stored as the pairs (0, d/2), (1, d/2 + 1), ... that are
     rotated together; models here rotate the first half of a head against the second.
 

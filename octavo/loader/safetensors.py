@@ -12,14 +12,17 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from octavo.errors import InvalidInput, not_built, printable, short_repr
 from octavo.files import exists, open_regular, unreadable
 from octavo.loader.fields import read_json_object
+from octavo.loader.reading import ReadStep
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -74,12 +77,22 @@ class SafetensorsFiles:
             sizes[info.dtype] += info.num_elements
         return DTYPES.get(sizes.most_common(1)[0][0], "float32") if sizes else "float32"
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+    def tensors(self) -> "Iterator[tuple[str, Tensor]]":
         """(name, tensor) in the stored dtype, one at a time: views of the mapped file, not to be written."""
         for path, infos in self._placed.items():
             with _open(path) as shard:
                 for name in infos:
                     yield name, shard.get_tensor(name)
+
+    def read_steps(self) -> list[ReadStep]:
+        """One a tensor, in the order of `tensors`: a view of its shard, which is mapped until the next one's turn."""
+        steps = []
+        for infos in self._placed.values():
+            mapped = 0
+            for info in infos.values():
+                mapped += info.num_elements * ITEM_SIZES[info.dtype]
+                steps.append(ReadStep(info.num_elements, 0, mapped))
+        return steps
 
     def _read_index(self, path: Path) -> None:
         weight_map = read_json_object(path).get("weight_map")

@@ -22,7 +22,7 @@ options = json.loads(sys.argv[1])
 with LLM(**options) as llm:
     config = llm.llm_engine.config
     with torch.inference_mode():
-        for cache in llm.llm_engine.client.executor.worker.runner.kv_caches:
+        for cache in llm.llm_engine.client._core.executor.worker.runner.kv_caches:
             cache.k.zero_()
             cache.v.zero_()
     length = config.scheduler.max_num_batched_tokens // config.scheduler.max_num_seqs
@@ -70,12 +70,16 @@ def test_the_plan_is_what_the_engine_reports_and_its_process_takes(path_of, name
 def _plan(path: str, dtype: str) -> dict:
     flags = [part for name, value in OPTIONS.items() for part in (f"--{name.replace('_', '-')}", str(value))]
     command = [sys.executable, "-m", "octavo.entrypoints.cli.main", "plan", path, "--json", "--dtype", dtype, *flags]
-    result = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=True)
-    return json.loads(result.stdout)
+    return json.loads(_output(command))
 
 
 def _run_full(path: str, dtype: str) -> dict:
     options = json.dumps({"model": path, "dtype": dtype, **OPTIONS})
     command = [sys.executable, "-c", RUN_FULL, options]
-    result = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=True)
-    return json.loads(result.stdout.splitlines()[-1])
+    return json.loads(_output(command).splitlines()[-1])
+
+
+def _output(command: list[str]) -> str:
+    result = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return result.stdout

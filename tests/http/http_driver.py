@@ -64,6 +64,12 @@ class RunningServer:
             self.client = httpx.Client(base_url=self.url, timeout=60.0, **client_options)
         return self
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether its platform promises the same bits whatever runs beside a request. Needs --dev-endpoints."""
+        kernels = self.client.get("/server_info").json()["kernels"]
+        return any(name.startswith("cpu") for name in kernels.values())
+
     def post(self, path: str, body: dict[str, Any], **options: Any) -> httpx.Response:
         return self.client.post(path, json=body, **options)
 

@@ -205,7 +205,7 @@ def test_logprobs_have_exact_bytes_and_finite_numbers(server):
         for entry in (choice["logprobs"] or {"content": []})["content"]
     ]
     assert [entry["token"] for entry in streamed] == [entry["token"] for entry in content]
-    wanted = [pytest.approx(entry["logprob"], abs=1e-4) for entry in content]
+    wanted = [entry["logprob"] if server.is_exact else pytest.approx(entry["logprob"], abs=1e-4) for entry in content]
     assert [entry["logprob"] for entry in streamed] == wanted
 
 
@@ -223,7 +223,7 @@ def test_logprobs_are_raw_by_default_and_processed_when_asked_for(server):
     raw = answer(server, **fields)["choices"][0]["logprobs"]["content"][0]["logprob"]
     plain = answer(server, logprobs=True, max_tokens=1)["choices"][0]["logprobs"]["content"][0]["logprob"]
     processed = answer(server, logprobs_mode="processed_logprobs", **fields)
-    assert raw == pytest.approx(plain)
+    assert raw == (plain if server.is_exact else pytest.approx(plain))
     assert raw < -1e-4
     assert processed["choices"][0]["logprobs"]["content"][0]["logprob"] == pytest.approx(0.0)
 

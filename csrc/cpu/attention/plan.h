@@ -11,7 +11,7 @@ namespace octavo {
 
 struct AttentionShape {
     int num_heads, num_kv_heads, head_dim_v, block_size;
-    int window;  // INT_MAX: none
+    int window;  // 2^30: none
     int num_threads;
     int64_t num_blocks;  // of the cache: no other block may be named
 };

@@ -83,9 +83,8 @@ struct RowTile {
     bool enter_partition(const AttentionArgs& args, int start) {
         first = kMaxPartition, last = 0;
         for (int row = 0; row < num_rows; ++row) {
-            int64_t begin = int64_t(positions[row]) - args.window + 1 - start;  // the window may be the largest int
-            int end = positions[row] + 1 - start;
-            low[row] = begin > 0 ? int(begin) : 0;
+            int begin = positions[row] - args.window + 1 - start, end = positions[row] + 1 - start;
+            low[row] = begin > 0 ? begin : 0;
             high[row] = end < args.partition ? end : args.partition;
             if (low[row] >= high[row]) continue;
             if (low[row] < first) first = low[row];

@@ -47,7 +47,7 @@ OCTAVO_INLINE F<W> exp_of_negative(F<W> x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * (r * r) + r + 1.0f;
-    F<W> result = p * (F<W>)(((I<W>)shifted << 23) + 0x3f800000);  // the magic's bits leave by the shift
+    F<W> result = p * (F<W>)(((U<W>)shifted << 23) + 0x3f800000u);  // the magic's bits leave by the shift
     return (F<W>)((I<W>)result & ~(I<W>)(x < lowest));
 }
 

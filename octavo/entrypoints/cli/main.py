@@ -22,7 +22,9 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "chat": Command("octavo.entrypoints.cli.chat", "talk to a model"),
+    "doctor": Command("octavo.entrypoints.cli.doctor", "look at this machine and say what is wrong"),
     "generate": Command("octavo.entrypoints.cli.generate", "complete texts"),
+    "plan": Command("octavo.entrypoints.cli.plan", "say what a model would take on this machine, without loading it"),
     "pull": Command("octavo.entrypoints.cli.pull", "download a model and print where it is"),
     "serve": Command("octavo.entrypoints.server.serve", "serve a model over HTTP"),
 }

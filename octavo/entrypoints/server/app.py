@@ -21,11 +21,20 @@ from octavo.errors import describe
 ROUTES = ("completions", "chat", "tokens", "models", "health")
 """Modules of `routes`, in the order of the documentation."""
 
+NO_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
+"""Newer versions of the framework send OpenTelemetry by themselves, if the environment names a collector. This server
+does so only where --otlp-traces-endpoint asks for it. Older versions have no such option and ignore it."""
+
 
 def make_app(state: ServerState) -> FastAPI:
     """The application over this state; `app.state.server` is the state."""
     app = FastAPI(
-        title="Octavo", version=__version__, redirect_slashes=False, openapi_url="/openapi.json", docs_url="/docs"
+        title="Octavo",
+        version=__version__,
+        redirect_slashes=False,
+        openapi_url="/openapi.json",
+        docs_url="/docs",
+        telemetry=NO_TELEMETRY,
     )
     app.state.server = state
     for name in (*ROUTES, "dev") if state.args.dev_endpoints else ROUTES:

@@ -31,6 +31,8 @@ class CompletionWriter:
     def is_much(self, prompt_index: int, output: RequestOutput) -> bool:
         """Whether `write` of this output is better called in a thread."""
         body = self._body
+        if body.logprobs is None and body.prompt_logprobs is None and not body.echo:
+            return False
         width = max(_width(body.logprobs, self._tokenizer), _width(body.prompt_logprobs, self._tokenizer))
         rows = 0 if body.logprobs is None else sum(len(completion.token_ids) for completion in output.outputs)
         if prompt_index not in self._prompts and (body.echo or body.prompt_logprobs is not None):

@@ -3,6 +3,7 @@
 What holds: an address that is taken and a certificate that cannot be used are refused here, before anything is loaded.
 """
 
+import ipaddress
 import os
 import socket
 import ssl
@@ -14,6 +15,9 @@ from typing import TypeAlias
 
 from octavo.entrypoints.server.options import ServerArgs
 from octavo.errors import InvalidInput, describe, printable, short_repr
+from octavo.logging import get_logger
+
+logger = get_logger(__name__)
 
 Tls: TypeAlias = ssl.SSLContext | None
 
@@ -109,6 +113,23 @@ def make_tls(args: ServerArgs) -> Tls:
             f"{named}: the certificate cannot be used: {describe_os_error(error)}; check the files"
         ) from None
     return context
+
+
+def warn_if_open(listener: socket.socket, api_keys: tuple[str, ...]) -> None:
+    """Say so if others than this machine's users can use the server."""
+    if api_keys or listener.family == socket.AF_UNIX:
+        return
+    host, port = listener.getsockname()[:2]
+    address = ipaddress.ip_address(host.partition("%")[0])
+    if isinstance(address, ipaddress.IPv6Address):
+        address = address.ipv4_mapped or address
+    if not address.is_loopback:
+        logger.warning(
+            "Listening at %s port %d without an API key: everybody on the network can use this server; "
+            "set --api-key or --api-key-file to close it, or --host 127.0.0.1 to keep it to this machine",
+            host,
+            port,
+        )
 
 
 def describe_address(listener: socket.socket, is_tls: bool) -> str:

@@ -1,5 +1,7 @@
 """`octavo serve`: options to a running server."""
 
+import atexit
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
@@ -7,7 +9,7 @@ import tyro
 
 from octavo.config.engine_args import EngineArgs
 from octavo.config.options import make_engine_args
-from octavo.entrypoints.server.listeners import bound_listener, make_tls
+from octavo.entrypoints.server.listeners import bound_listener, make_tls, warn_if_open
 from octavo.entrypoints.server.options import ServerArgs
 from octavo.errors import InvalidInput, short_repr
 from octavo.logging import configure_logging
@@ -47,8 +49,10 @@ def run(argv: Sequence[str]) -> int:
     server = args.server.checked()
     api_keys = server.read_api_keys()
     configure_logging()
+    atexit.register(gc.freeze)  # a last collection over all that is imported would only delay the exit
     with bound_listener(server) as listener:
         tls = make_tls(server)
+        warn_if_open(listener, api_keys)
         return _import_serve()(server, options, api_keys, listener, tls)
 
 

@@ -139,6 +139,13 @@ class Call(AbstractAsyncContextManager["Call"]):
         return self._stream
 
     async def _counted(self, sources: Sequence[Source]) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+        if len(sources) == 1:
+            (tally,) = self._tallies
+            async with aclosing(sources[0]) as source:
+                async for output in source:
+                    self._count(tally, output)
+                    yield 0, output
+            return
         async with aclosing(_merge(sources)) as merged:
             async for index, output in merged:
                 self._count(self._tallies[index], output)
@@ -241,11 +248,6 @@ class Call(AbstractAsyncContextManager["Call"]):
 
 async def _merge(sources: Sequence[Source]) -> AsyncGenerator[tuple[int, RequestOutput], None]:
     """The outputs of all sources, as they come. A source is asked for more when its last output was taken."""
-    if len(sources) == 1:
-        async with aclosing(sources[0]) as source:
-            async for output in source:
-                yield 0, output
-        return
     queue: asyncio.Queue[tuple[int, RequestOutput] | BaseException | None] = asyncio.Queue(1)
 
     async def pump(index: int, source: Source) -> None:

@@ -18,7 +18,7 @@ from octavo.protocol.kv_cache_spec import KVCacheSpec
 _HEAD_DIM_MULTIPLE = 8
 _BLOCK_SIZE_MULTIPLE = 8
 _MAX_BLOCK_SIZE = 128
-_NO_WINDOW = 2**31 - 1
+_NO_WINDOW = 2**30  # more than any context, and sums with positions stay within 32 bits
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
 """KV dtypes and their numbers in csrc/cpu/attention/attention.h."""
 
@@ -82,12 +82,13 @@ def rope_and_write_kv(
 ) -> Tensor:
     """See `Platform.rope_and_write_kv`. q is rotated in place and returned; k is left as it is."""
     q = _rows(q)
-    if q.stride(0) < q.shape[1] * q.shape[2]:
+    num_tokens, num_heads, head_dim = q.shape
+    if q.stride(0) < num_heads * head_dim:
         q = q.clone(memory_format=torch.contiguous_format)
-    if q.shape[2] != k.shape[2] or len(q) != len(k):
+    if k.shape[2] != head_dim or k.shape[0] != num_tokens:
         raise ValueError(f"q {list(q.shape)} and k {list(k.shape)} differ in tokens or head size")
-    table = _checked_table(cos_sin, positions, q)
-    _write(k, v, kv_cache, slot_mapping, (q.data_ptr(), q.stride(0), q.shape[1], *table, interleaved))
+    table = _checked_table(cos_sin, positions, num_tokens, head_dim)
+    _write(k, v, kv_cache, slot_mapping, (q.data_ptr(), q.stride(0), num_heads, *table, interleaved))
     return q
 
 
@@ -237,11 +238,14 @@ def _rows(x: Tensor) -> Tensor:
     return x if strides[2] == 1 and strides[1] == x.shape[2] else x.contiguous()
 
 
-def _checked_table(cos_sin: Tensor, positions: Tensor, x: Tensor) -> tuple[int, int, int, int]:
-    """(positions, cos_sin, max_positions, rotated) for the kernels that rotate x [T, heads, D]."""
+def _checked_table(cos_sin: Tensor, positions: Tensor, num_tokens: int, head_dim: int) -> tuple[int, int, int, int]:
+    """(positions, cos_sin, max_positions, rotated) for the kernels that rotate [T, heads, D]."""
     max_positions, rotated = cos_sin.shape
-    if rotated % 2 or rotated > x.shape[2] or positions.shape != x.shape[:1]:
-        raise ValueError(f"cos_sin {list(cos_sin.shape)}, positions {list(positions.shape)} and x {list(x.shape)}")
+    if rotated % 2 or rotated > head_dim or positions.shape != (num_tokens,):
+        raise ValueError(
+            f"cos_sin {list(cos_sin.shape)} and positions {list(positions.shape)} do not fit {num_tokens} tokens of "
+            f"head size {head_dim}"
+        )
     if cos_sin.dtype != torch.float32 or positions.dtype != torch.int64:
         raise ValueError(f"cos_sin is {cos_sin.dtype} and positions {positions.dtype}, not float32 and int64")
     if not cos_sin.is_contiguous() or not positions.is_contiguous():
@@ -253,7 +257,7 @@ def _rotated(x: Tensor, positions: Tensor, cos_sin: Tensor, interleaved: bool) -
     x = _rows(x)
     out = torch.empty(x.shape)
     num_tokens, num_heads, head_dim = x.shape
-    table = _checked_table(cos_sin, positions, x)
+    table = _checked_table(cos_sin, positions, num_tokens, head_dim)
     _native.rope(x.data_ptr(), x.stride(0), out.data_ptr(), num_heads, head_dim, num_tokens, *table, interleaved)
     return out
 
@@ -262,9 +266,10 @@ def _write(k: Tensor, v: Tensor, kv_cache: KVCache, slot_mapping: Tensor, query:
     """query: what the native function takes for rotating q and k, zeros for neither."""
     k, v = _rows(k), _rows(v)
     shape = _shape(kv_cache)
-    rows = (len(slot_mapping), shape.num_kv_heads)
-    if k.shape != (*rows, shape.head_dim_k) or v.shape != (*rows, shape.head_dim_v):
-        raise ValueError(f"k {list(k.shape)} and v {list(v.shape)} do not fit {rows[0]} slots of a cache of {shape}")
+    _, _, _, num_kv_heads, head_dim_k, head_dim_v = shape
+    num_tokens = slot_mapping.shape[0]
+    if k.shape != (num_tokens, num_kv_heads, head_dim_k) or v.shape != (num_tokens, num_kv_heads, head_dim_v):
+        raise ValueError(f"k {list(k.shape)} and v {list(v.shape)} do not fit {num_tokens} slots of a cache of {shape}")
     if slot_mapping.dtype != torch.int64 or not slot_mapping.is_contiguous():
         raise ValueError("slot_mapping must be int64 and contiguous")
     _native.write_kv(
@@ -276,6 +281,6 @@ def _write(k: Tensor, v: Tensor, kv_cache: KVCache, slot_mapping: Tensor, query:
         kv_cache.v.data_ptr(),
         *shape,
         slot_mapping.data_ptr(),
-        len(slot_mapping),
+        num_tokens,
         *query,
     )

@@ -35,7 +35,10 @@ class AbortRequest(RequestBody):
 
 @router.get("/server_info")
 async def server_info(request: Request) -> Response:
-    """Options, kernels, and the process id of the engine core."""
+    """Options, kernels, statistics and the process id of the engine core, and whether its accounts are right.
+
+    Takes up to one step of the engine.
+    """
     state: ServerState = request.app.state.server
     state.require_ready()
     options: dict[str, Any] = {name: value for name, value in asdict(state.args).items() if name not in _SECRETS}
@@ -47,8 +50,19 @@ async def server_info(request: Request) -> Response:
             "engine": msgspec.to_builtins(state.engine.config, enc_hook=str),
             "kernels": await state.engine.kernel_report(),
             "core_pid": state.engine.core_pid,
+            "stats": await state.engine.get_metrics(),
+            "kv_cache_audit": await _audit(state),
         }
     )
+
+
+async def _audit(state: ServerState) -> str:
+    """ "ok", or what is off in the accounts of the KV cache."""
+    try:
+        await state.engine.audit()
+    except AssertionError as error:
+        return str(error) or "off"
+    return "ok"
 
 
 @router.post("/reset_prefix_cache")

@@ -5,7 +5,8 @@ import sys
 import pytest
 
 from octavo.entrypoints.cli.main import main
-from octavo.entrypoints.server.listeners import bind, bound_listener, describe_address, make_tls
+from octavo.entrypoints.server import listeners
+from octavo.entrypoints.server.listeners import bind, bound_listener, describe_address, make_tls, warn_if_open
 from octavo.entrypoints.server.options import ServerArgs, parse_texts
 from octavo.errors import InvalidInput
 
@@ -84,6 +85,25 @@ def test_a_socket_s_path_is_taken_over_only_from_a_dead_server(tmp_path):
     with pytest.raises(InvalidInput, match="uds"):
         bind(args)
     assert path.read_text() == "a file of somebody's"
+
+
+@pytest.mark.parametrize(
+    ("host", "keys", "is_open"),
+    [("0.0.0.0", (), True), ("0.0.0.0", ("k",), False), ("127.0.0.1", (), False), ("localhost", (), False)],
+)
+def test_one_warning_says_that_the_network_can_use_the_server_and_how_to_close_it(host, keys, is_open, monkeypatch):
+    said: list[str] = []
+    monkeypatch.setattr(listeners.logger, "warning", lambda text, *args: said.append(text % args))
+    with bound_listener(ServerArgs(host=host, port=0)) as listener:
+        warn_if_open(listener, keys)
+    assert len(said) == is_open
+    assert all("everybody" in text and "--api-key" in text and "--host 127.0.0.1" in text for text in said)
+
+
+def test_users_of_a_unix_socket_are_not_the_network(tmp_path, monkeypatch):
+    monkeypatch.setattr(listeners.logger, "warning", lambda *args: pytest.fail("there is no network"))
+    with bound_listener(ServerArgs(uds=str(tmp_path / "socket"))) as listener:
+        warn_if_open(listener, ())
 
 
 def test_without_a_certificate_there_is_no_tls():
