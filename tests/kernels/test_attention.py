@@ -120,6 +120,18 @@ def test_a_nan_or_infinite_key_reaches_only_the_tokens_that_see_it(isa):
     assert not after[120:160].isfinite().all()
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_scores_hundreds_apart_neither_overflow_nor_vanish(isa, threads):
+    native.use_isa(isa)
+    native.set_num_threads(threads)
+    world = World(Shape(num_kv_heads=1, has_sinks=True), [1200])
+    world.scale *= 100
+    for entry in ((0, 1199, 1), (0, 500, 60)):
+        out = world.attend([entry])[0].double()
+        torch.testing.assert_close(out, world.expected(*entry), rtol=1e-3, atol=1e-3)
+
+
 def test_the_plan_is_made_once_a_step_and_shape():
     world = World(Shape(), [40])
     metadata = world.metadata([(0, 39, 1)])
