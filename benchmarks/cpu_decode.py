@@ -36,14 +36,16 @@ class Side:
         )  # fmt: skip
         self.engine = self.llm.llm_engine
         self.runner = self.engine.client.core.executor.worker.runner
+        self.last: tuple[torch.Tensor, ForwardContext] | None = None
         self._watch()
 
     def _watch(self) -> None:
-        """Keep what each step computes."""
+        """Keep what a step of all streams computes."""
         forward = self.runner.model.forward
 
         def watched(x: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
-            self.last = (x, ctx)
+            if len(x) == len(ctx.attention.seq_lens) == self.streams:
+                self.last = (x, ctx)
             return forward(x, ctx)
 
         self.runner.model.forward = watched
@@ -57,15 +59,19 @@ class Side:
             self.engine.add_request(f"bench-{stream}", prompt, params)
 
     def decode(self, num_steps: int) -> float:
-        """Tokens/s of all streams together, from the step after the last prompt."""
-        self.add(CONTEXT, num_steps + 1, self.streams)
-        first = self.engine.stats().generation_tokens
-        while self.engine.stats().num_waiting or self.engine.stats().generation_tokens - first < self.streams:
+        """Tokens/s of all streams together, from the step after the last prompt until the first stream ends."""
+        num_prefills = -(-self.streams * CONTEXT // PREFILL_CHUNK)  # in which those that came first decode
+        self.add(CONTEXT, num_steps + 2 * num_prefills, self.streams)
+        self.last = None
+        while self.last is None:
             self.engine.step()
         tokens, started = self.engine.stats().generation_tokens, time.perf_counter()
+        while self.engine.stats().num_running == self.streams:
+            self.engine.step()
+        rate = (self.engine.stats().generation_tokens - tokens) / (time.perf_counter() - started)
         while self.engine.has_unfinished_requests():
             self.engine.step()
-        return (self.engine.stats().generation_tokens - tokens) / (time.perf_counter() - started)
+        return rate
 
     def prefill(self, num_chunks: int) -> float:
         """Tokens/s of one long prompt in whole chunks."""
@@ -78,6 +84,7 @@ class Side:
     @torch.inference_mode()
     def kernels(self, num_steps: int) -> float:
         """Tokens/s of the last step's forward and greedy sampling, repeated."""
+        assert self.last is not None, "decode comes first"
         x, ctx = self.last
         forward = type(self.runner.model).forward
         started = time.perf_counter()
