@@ -391,10 +391,10 @@ def _(ask: Asker) -> None:
 
 @proof("stream")
 def _(ask: Asker) -> None:
-    pieces = [chunk["choices"][0] for chunk in ask.stream()]
+    pieces = [chunk["choices"][0] for chunk in ask.stream(max_tokens=100)]
     texts = [piece["delta"].get("content", "") if "delta" in piece else piece["text"] for piece in pieces]
-    assert len(pieces) > 3
-    assert "".join(texts) == ask().text
+    assert len(pieces) > 2  # a slow reader gets merged pieces
+    assert "".join(texts) == ask(max_tokens=100).text
     ask.refused(stream="yes")
 
 

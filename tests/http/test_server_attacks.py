@@ -1,0 +1,161 @@
+"""Hostile clients and wrong options: bytes raw over a socket, expressions without end, options with no effect."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import uvicorn
+from fault_clients import address
+from http_driver import ROOT
+
+from octavo.entrypoints.server import http_protocol
+
+SECONDS = 10.0
+COMPLETION = {"prompt": "hello", "max_tokens": 8, "temperature": 0}
+
+
+def send_raw(server, data: bytes) -> bytes:
+    """What the server answers to these bytes until it closes the connection."""
+    with socket.create_connection(address(server), timeout=SECONDS) as connection:
+        answer = b""
+        try:
+            connection.sendall(data)
+            while piece := connection.recv(65536):
+                answer += piece
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # it closed while there was more to send
+        return answer
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET /health HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 20_000_000,
+        b"GET /health HTTP/1.1\r\nhost: x\r\n" + b"x: a\r\n" * 1_000_000,
+        b"GET /" + b"a" * 20_000_000,
+    ],
+    ids=["one long header", "many headers", "long path"],
+)
+def test_a_head_without_end_is_cut_off_and_holds_up_nobody(server, data):
+    sender = threading.Thread(target=send_raw, args=(server, data))
+    sender.start()
+    slowest = 0.0
+    while sender.is_alive():
+        started = time.monotonic()
+        assert server.client.get("/health/live").status_code == 200
+        slowest = max(slowest, time.monotonic() - started)
+    assert slowest < 2.0
+
+
+def test_a_long_head_gets_an_answer(server):
+    answer = send_raw(server, b"GET /health HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 70_000)
+    assert answer.startswith(b"HTTP/1.1 431 ")
+    assert b'"code":"headers_too_large"' in answer
+
+
+def test_trailers_without_end_are_cut_off(server):
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    data = head + b"transfer-encoding: chunked\r\n\r\n1\r\n{\r\n0\r\nx: " + b"a" * 20_000_000
+    started = time.monotonic()
+    send_raw(server, data)
+    assert time.monotonic() - started < SECONDS
+
+
+def test_an_offer_of_another_protocol_is_passed_over(server):
+    body = b'{"prompt":"a","max_tokens":1}'
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    head += (
+        b"Connection: Upgrade, HTTP2-Settings, close\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA\r\n"
+    )
+    answer = send_raw(server, head + b"content-length: %d\r\n\r\n" % len(body) + body)
+    assert answer.startswith(b"HTTP/1.1 200 ")
+
+
+def test_more_prompts_than_can_ever_wait_are_not_told_to_try_again(start_server):
+    server = start_server("--max-queued-requests", "8")
+    response = server.post("/v1/completions", {"prompt": ["a"] * 9, "max_tokens": 1})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "prompt"
+    assert server.post("/v1/completions", {"prompt": ["a"] * 8, "max_tokens": 1}).status_code == 200
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET /health HTTP/1.1\r\nhost: x\r\n"])
+def test_a_connection_without_a_request_does_not_stay_open(begun, monkeypatch):
+    monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.2)
+    assert asyncio.run(_answer_to_the_begun(begun)).startswith(b"HTTP/1.1 408 ")
+
+
+async def _answer_to_the_begun(begun: bytes) -> bytes:
+    """What a connection gets that sends no more than this, until it is closed."""
+    config = uvicorn.Config(lambda *_: None, lifespan="off", log_config=None)
+    config.load()
+    state = uvicorn.server.ServerState()
+    listener = await asyncio.get_running_loop().create_server(
+        lambda: http_protocol.HttpProtocol(config=config, server_state=state, app_state={}), "127.0.0.1", 0
+    )
+    async with listener:
+        reader, writer = await asyncio.open_connection(*listener.sockets[0].getsockname())
+        writer.write(begun)
+        answer = await asyncio.wait_for(reader.read(), SECONDS)
+        writer.close()
+    return answer
+
+
+@pytest.mark.parametrize(
+    "pattern", ["a" * 10_000, "((a{1000}){1000}){1000}", "(?R)", "b|(?<=[^b])(?R)", "(?P<n>a)(?&n)", "a{100}{100}"]
+)
+def test_an_expression_without_end_is_refused_at_once(server, pattern):
+    started = time.monotonic()
+    response = server.post("/v1/completions", {**COMPLETION, "stop_regex": pattern})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "stop_regex"
+    assert time.monotonic() - started < 2.0
+
+
+@pytest.mark.parametrize(
+    "pattern", [r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", r"\(?1-800", "a" * 256, r"(?i)\bend\b"]
+)
+def test_an_honest_expression_is_taken(server, pattern):
+    assert server.post("/v1/completions", {**COMPLETION, "stop_regex": pattern}).status_code == 200
+
+
+def test_names_from_requests_cannot_forge_lines_of_the_log(server):
+    body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+    server.post("/v1/chat/completions", {**body, "chat_template_kwargs": {"x\nforged line\x1b[31m": 1}})
+    assert "\nforged line" not in server.log()
+    assert "\x1b" not in server.log()
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (("--root-path", "/é"), "root_path"),
+        (("--root-path", "/a b"), "root_path"),
+        (("--allowed-origins", "[1]"), "allowed_origins"),
+        (("--allowed-origins", ""), "allowed_origins"),
+        (("--allowed-methods", "GET"), "allowed_origins"),
+        (("--allow-credentials",), "allowed_origins"),
+    ],
+)
+def test_options_that_cannot_work_are_refused_before_the_model_is_loaded(tiny_chat_model, flags, named):
+    command = [sys.executable, "-m", "octavo.entrypoints.server", "--model", tiny_chat_model, "--port", "0", *flags]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert named in ended.stderr
+    assert "KV cache" not in ended.stderr
+
+
+def test_sigterm_while_the_model_loads_leaves_nothing_behind(start_server, tmp_path):
+    server = start_server(wait=False, env={"TMPDIR": str(tmp_path)})
+    deadline = time.monotonic() + SECONDS * 6
+    while not any(tmp_path.glob("octavo-*")) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    os.kill(server.pid, signal.SIGTERM)
+    assert server.wait() in (0, 143)
+    assert not any(tmp_path.glob("octavo-*"))
