@@ -23,7 +23,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 _LATER_KV_CACHE_DTYPES = ("fp8", "fp8_e4m3", "fp8_e5m2")
 KV_CACHE_DTYPES = ("auto", *DTYPE_BYTES)
 
-_MAX_THREADS = 4096
+_MAX_THREADS = 1024
 _MAX_INTEGER = 2**63 - 1
 _MAX_AMOUNT_CHARACTERS = 40
 _FIELDS = tuple(field.name for field in dataclasses.fields(EngineArgs))

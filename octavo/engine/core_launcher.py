@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Protocol
 
@@ -49,6 +50,8 @@ class CoreProcess:
 
     def __init__(self) -> None:
         self._socket_dir = _private_dir()
+        # for an exit between here and `start`; from then on the child removes it as well
+        weakref.finalize(self, _remove_own, self._socket_dir, os.getpid())
         self.inbox = f"ipc://{self._socket_dir}/{CORE_SOCKET}"
         self.outbox = f"ipc://{self._socket_dir}/{CLIENT_SOCKET}"
         self._process: subprocess.Popen[bytes] | None = None
@@ -126,6 +129,12 @@ def _wait(process: "subprocess.Popen[bytes]", on_end: Callable[[str], None]) -> 
     else:
         how = f"was ended by signal {-status}"
     on_end(f"the engine core's process {process.pid} {how}")
+
+
+def _remove_own(folder: str, pid: int) -> None:
+    """Remove the folder, unless this is a copy of the process that made it."""
+    if os.getpid() == pid:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _private_dir() -> str:

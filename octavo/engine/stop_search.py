@@ -65,7 +65,7 @@ class SearchBudget:
         started = time.thread_time()
         try:
             match = self._search(compiled, text, start, partial)
-        except TimeoutError:
+        except (TimeoutError, MemoryError):  # the library's own bound of what backtracking may hold
             self._left = 0.0
         else:
             seconds = time.thread_time() - started

@@ -4,6 +4,7 @@ A step is an ordinary batch of one-token requests, so the beams of all prompts a
 common beginnings in the prefix cache.
 """
 
+import math
 from collections.abc import Callable
 
 from octavo.protocol.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
@@ -21,16 +22,27 @@ def beam_search(
     prompts: list[list[int]],
     params: BeamSearchParams,
     max_model_len: int,
+    num_logits: int,
 ) -> list[BeamSearchOutput]:
     """Search for each of the prompts (token ids).
 
+    num_logits: rows of the model's output layer; those beyond the tokenizer's vocabulary are no tokens, and no beam
+    takes one.
+
     Twice as many candidates as beams are looked at in each step, so that beams that end cannot starve the search. A
     prompt's search ends when all its beams are as long as they may be, or when as many ended sequences as beams are
-    known and no open beam scores better.
+    known and no open beam scores better. A beam that the engine cannot extend ends with finish_reason "abort".
     """
-    searches = [_Search(prompt, eos_token_ids, params, max_model_len) for prompt in prompts]
+    vocab_size = min(tokenizer.vocab_size, num_logits)
+    searches = [_Search(prompt, eos_token_ids, params, max_model_len, vocab_size) for prompt in prompts]
+    # any of the rows that are no tokens may be among the most probable
+    num_logprobs = 2 * params.beam_width + num_logits - vocab_size
     step = SamplingParams(
-        temperature=0, max_tokens=1, ignore_eos=True, logprobs=2 * params.beam_width, detokenize=False
+        temperature=0,
+        max_tokens=1,
+        ignore_eos=True,
+        logprobs=num_logprobs if num_logprobs < vocab_size else -1,
+        detokenize=False,
     )
     while open_searches := [search for search in searches if search.beams]:
         outputs = iter(generate([beam.tokens for search in open_searches for beam in search.beams], step))
@@ -43,21 +55,33 @@ class _Search:
     """The state of one prompt's search."""
 
     def __init__(
-        self, prompt: list[int], eos_token_ids: frozenset[int], params: BeamSearchParams, max_model_len: int
+        self,
+        prompt: list[int],
+        eos_token_ids: frozenset[int],
+        params: BeamSearchParams,
+        max_model_len: int,
+        vocab_size: int,
     ) -> None:
         self.beams = [BeamSearchSequence(tokens=prompt, logprobs=[], cum_logprob=0.0)]
         self._ended: list[BeamSearchSequence] = []
         self._num_prompt = len(prompt)
         self._eos = frozenset() if params.ignore_eos else eos_token_ids
         self._params = params
+        self._vocab_size = vocab_size
         self._longest = min(len(prompt) + params.max_tokens, max_model_len)
 
     def extend(self, outputs: list[RequestOutput]) -> None:
         """Take in the next-token log-probabilities of every beam."""
         candidates = []
         for beam, output in zip(self.beams, outputs, strict=True):
+            if output.outputs[0].finish_reason == "abort":
+                beam.finish_reason = "abort"
+                self._ended.append(beam)
+                continue
             entry = (output.outputs[0].logprobs or [{}])[0]
             for token_id, logprob in entry.items():
+                if token_id >= self._vocab_size:
+                    continue
                 candidates.append(
                     BeamSearchSequence(
                         tokens=[*beam.tokens, token_id],
@@ -88,6 +112,8 @@ class _Search:
             self.beams = []
 
     def _score(self, sequence: BeamSearchSequence) -> float:
+        if not sequence.logprobs:  # ended before its first token
+            return -math.inf
         return sequence.cum_logprob / len(sequence.logprobs) ** self._params.length_penalty
 
     def result(self, tokenizer: Tokenizer) -> BeamSearchOutput:

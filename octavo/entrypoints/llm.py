@@ -161,6 +161,7 @@ class LLM:
             [request.prompt_token_ids for request, _ in requests],
             params,
             min(config.scheduler.max_model_len, config.cache.num_tokens),
+            config.model.vocab_size,
         )
 
     def get_default_sampling_params(self) -> SamplingParams:

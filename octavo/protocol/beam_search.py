@@ -49,7 +49,7 @@ class BeamSearchSequence:
     text: str = ""
     """Of the output."""
     finish_reason: str | None = None
-    """"stop" or "length"."""
+    """"stop", "length", or "abort": the engine could not go on, as when the logits are not finite."""
 
 
 @dataclass(slots=True)

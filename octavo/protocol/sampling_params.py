@@ -102,7 +102,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, metaclass
     stop_regex: str | list[str] | None = None
     """Regular expressions whose match ends the request, as a stop string does. Each is searched in the text so far
     after every token, so an assertion about what follows sees the end of the text. A match longer than 8,192 characters
-    is not found. Syntax: Python's, see the `regex` package."""
+    is not found. Syntax: Python's, see the `regex` package, without recursion; 256 characters an expression at most."""
     logits_processors: list[str] | None = None
     """Classes that change the logits, as "package.module:Class" or the class itself; see
     `octavo.sampling.logits_processors`."""
@@ -165,6 +165,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, metaclass
     def _validate_stops(self) -> None:
         self.stop = _texts("stop", _one_or_more("stop", self.stop))
         self.stop_regex = _texts("stop_regex", _one_or_more("stop_regex", self.stop_regex))
+        _check_regex_size(self.stop_regex)
         for pattern in self.stop_regex:
             _check_regex(pattern)
         for name in ("stop", "stop_regex"):
@@ -187,6 +188,12 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, metaclass
 
 MAX_N = 16384
 """Samples of one request at most."""
+MAX_REGEX_CHARACTERS = 256
+"""Of one expression of `stop_regex`: the time of a search for a text that is cut off grows with the cube of it."""
+MAX_REGEX_SIZE = 4000
+"""Of all expressions of `stop_regex`: the library writes out what is repeated when it compiles."""
+_REGEX_RECURSION = re.compile(r"(?<!\\)(?:\\\\)*(\(\?(?:R|[+-]?\d+|&\w*|P>\w*)\)?)")
+"""(?R), (?1), (?&name), (?P>name): they can recurse until the memory is full."""
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
 _REPETITION_PENALTY_RANGE = (1e-6, 1e6)
 """Beyond it logits are no longer finite in 32 bits."""
@@ -215,6 +222,39 @@ def _check_regex(pattern: str) -> None:
         raise InvalidInput(f"stop_regex={shown} searches backwards; leave out the flag (?r)")
     if compiled.search("") is not None:
         raise InvalidInput(f"stop_regex={shown} matches the empty text, so it would end every request at once")
+
+
+def _check_regex_size(patterns: list[str]) -> None:
+    """Refuse what the library would compile or search without end: its time limit holds for neither, and meanwhile no
+    other thread of the process runs. Written so that it rather refuses too much than too little."""
+    for pattern in patterns:
+        if len(pattern) > MAX_REGEX_CHARACTERS:
+            raise InvalidInput(
+                f"stop_regex={short_repr(pattern)} has {len(pattern)} characters, but an expression may have "
+                f"{MAX_REGEX_CHARACTERS} at most; give a text as a stop string, or shorten it"
+            )
+        if (recursion := _REGEX_RECURSION.search(pattern)) is not None:
+            raise InvalidInput(f"stop_regex={short_repr(pattern)} holds the recursion {recursion[1]!r}; do without it")
+    size = sum(map(_regex_size, patterns))
+    if size > MAX_REGEX_SIZE:
+        raise InvalidInput(
+            f"stop_regex={short_repr(patterns)} has a size of {short_repr(size)} with its repetitions written out, but "
+            f"{MAX_REGEX_SIZE} is the most; use smaller counts in braces, or + and *"
+        )
+
+
+def _regex_size(pattern: str) -> int:
+    """An upper limit of the parts of an expression once all that it repeats is written out."""
+    packed = re.sub(r"\s", "", pattern)
+    may_hold_comments = re.search(r"\(\?\w*x", packed) is not None  # a count may then stand far from what it repeats
+    size, copies = len(pattern), 1
+    for before, written in re.findall(r"(.?)\{(\d+)", packed):
+        count = max(1, int(written))
+        if may_hold_comments or before in ")}?*+":
+            copies *= count
+        else:
+            size += count
+    return size * copies
 
 
 def _logit_bias(value: object) -> dict[int, float] | None:

@@ -159,7 +159,7 @@ def _warn_of_unused(template: ChatTemplate, names: frozenset[str]) -> None:
 
 @lru_cache(maxsize=64)
 def _warn_once(source: str, names: tuple[str, ...]) -> None:
-    logger.warning("the chat template does not use %s: given and without effect", ", ".join(names))
+    logger.warning("the chat template does not use %s: given and without effect", printable(", ".join(names)))
 
 
 def _render_open(template: ChatTemplate, messages: list[Message], variables: Mapping[str, Any]) -> str:

@@ -3,7 +3,8 @@
 import itertools
 
 import pytest
-from tiny_models import VOCAB_SIZE
+import torch
+from tiny_models import LLAMA, VOCAB_SIZE, random_weights, write_model
 
 from octavo import BeamSearchParams, SamplingParams
 
@@ -33,6 +34,24 @@ def test_one_beam_is_greedy_decoding(make_llm):
     beam = llm.beam_search("Hello", BeamSearchParams(beam_width=1, max_tokens=8, ignore_eos=True))[0].sequences[0]
     assert beam.tokens[5:] == greedy.token_ids
     assert beam.text.startswith(greedy.text)
+
+
+def test_rows_of_the_output_layer_that_are_no_tokens_are_never_taken(make_llm, tmp_path):
+    # most of the model's rows lie beyond the tokenizer's vocabulary, so they crowd the most probable ones
+    llm = make_llm(write_model(tmp_path / "padded", vocab_size=1031))
+    params = BeamSearchParams(beam_width=4, max_tokens=3, ignore_eos=True)
+    found = llm.beam_search([1, 2, 3], params)[0].sequences
+    assert len(found) == 4
+    assert all(max(sequence.tokens) < VOCAB_SIZE and len(sequence.tokens) == 6 for sequence in found)
+
+
+def test_a_beam_whose_logits_are_not_finite_ends_and_says_so(make_llm, tmp_path):
+    weights = random_weights(LLAMA)
+    weights["model.embed_tokens.weight"][5] = torch.nan
+    llm = make_llm(write_model(tmp_path / "damaged", weights=weights))
+    damaged, sound = llm.beam_search([[1, 5, 2], [1, 2]], BeamSearchParams(beam_width=2, max_tokens=2, ignore_eos=True))
+    assert [sequence.finish_reason for sequence in damaged.sequences] == ["abort"]
+    assert len(sound.sequences) == 2
 
 
 def test_bad_values_are_refused_by_name():

@@ -21,6 +21,7 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
+    "bench": Command("octavo.entrypoints.cli.bench", "measure speed and memory"),
     "chat": Command("octavo.entrypoints.cli.chat", "talk to a model"),
     "doctor": Command("octavo.entrypoints.cli.doctor", "look at this machine and say what is wrong"),
     "generate": Command("octavo.entrypoints.cli.generate", "complete texts"),

@@ -19,13 +19,11 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-import msgspec
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from octavo.engine.async_llm import AsyncLLM
 from octavo.entrypoints.server.app import make_app
-from octavo.entrypoints.server.errors import ApiError
+from octavo.entrypoints.server.http_protocol import HttpProtocol
 from octavo.entrypoints.server.listeners import Tls, describe_address, describe_os_error
 from octavo.entrypoints.server.options import ServerArgs
 from octavo.entrypoints.server.schema.chat import check_server_template
@@ -119,7 +117,7 @@ class Server:
             uvicorn.Config(
                 make_app(state),
                 loop="uvloop",
-                http=_Protocol,
+                http=HttpProtocol,
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -256,13 +254,3 @@ class _QuietUvicorn(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         yield
-
-
-class _Protocol(HttpToolsProtocol):
-    """HTTP/1.1, but what is no HTTP gets the answer that all errors have."""
-
-    def send_400_response(self, msg: str) -> None:
-        body = msgspec.json.encode(ApiError(400, msg, code="invalid_http").body())
-        head = "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
-        self.transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-        self.transport.close()

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -103,13 +104,26 @@ class ServerArgs:
         for field in fields(self):
             if getattr(self, field.name) == "" and field.name != "root_path":
                 raise InvalidInput(f"{field.name}='' is empty; leave it out or give a value")
-        if self.root_path and not self.root_path.startswith("/"):
-            raise InvalidInput(f"root_path={short_repr(self.root_path)} must begin with a slash")
+        if self.root_path and re.fullmatch(r"/[!-~]*", self.root_path) is None:
+            raise InvalidInput(
+                f"root_path={short_repr(self.root_path)} must begin with a slash and have visible ASCII characters only"
+            )
+        self._check_cors()
         if "" in self.served_model_name:
             raise InvalidInput("served_model_name='' is empty; leave it out or give a name")
         if (self.ssl_keyfile or self.ssl_ca_certs or self.ssl_keyfile_password) and not self.ssl_certfile:
             raise InvalidInput("ssl_keyfile, ssl_ca_certs and ssl_keyfile_password need a certificate: ssl_certfile")
         return self
+
+    def _check_cors(self) -> None:
+        """Refuse lists that cannot be read, and those that have no effect."""
+        for name in ("allowed_origins", "allowed_methods", "allowed_headers"):
+            if "" in parse_texts(name, getattr(self, name)):
+                raise InvalidInput(f"{name}='' is empty; leave it out or give a value")
+        if not self.allowed_origins:
+            for name in ("allowed_methods", "allowed_headers", "allow_credentials"):
+                if getattr(self, name):
+                    raise InvalidInput(f"{name} has no effect without allowed_origins; give both or leave it out")
 
     def read_api_keys(self) -> tuple[str, ...]:
         """The keys of both options, each once; none: the server is open.

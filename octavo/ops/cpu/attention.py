@@ -44,7 +44,7 @@ def allocate_kv_cache(spec: KVCacheSpec, num_blocks: int, block_size: int) -> KV
         if head_dim < 1 or head_dim % _HEAD_DIM_MULTIPLE:
             raise InvalidInput(
                 f"the cpu platform's attention takes head sizes that are multiples of {_HEAD_DIM_MULTIPLE}, "
-                f"and this model's is {head_dim}; use the reference platform"
+                f"and this model's is {head_dim}; use platform='reference'"
             )
     if not 0 < block_size <= _MAX_BLOCK_SIZE or block_size % _BLOCK_SIZE_MULTIPLE:
         raise InvalidInput(

@@ -15,6 +15,7 @@ from octavo.entrypoints.server.schema.completions import CompletionRequest
 from octavo.entrypoints.server.schema.responses import ERROR_RESPONSES, Completion
 from octavo.entrypoints.server.serving import Call, Source
 from octavo.entrypoints.server.sse import JsonResponse, encode_event, stream_events
+from octavo.errors import InvalidInput
 from octavo.protocol.outputs import RequestOutput
 from octavo.protocol.sampling_params import SamplingParams
 
@@ -33,6 +34,7 @@ async def create_completion(request: Request) -> Response:
     """Go on where each of the prompts ends."""
     body = await read_body(request, CompletionRequest)
     call = Call(request, body, id_prefix="cmpl-")
+    _check_num_prompts(body, call.state.args.max_queued_requests)
     call.hides_output = body.wants_prompt_only
     sources = await call.prepare(lambda: _make_sources(call, body))
     writer = CompletionWriter(body, call.engine.get_tokenizer())
@@ -43,6 +45,15 @@ async def create_completion(request: Request) -> Response:
         if any(writer.is_much(index, output) for index, output in enumerate(outputs)):
             return await asyncio.to_thread(_answer, call, writer, outputs)
         return _answer(call, writer, outputs)
+
+
+def _check_num_prompts(body: CompletionRequest, most: int | None) -> None:
+    """Refuse what would find the queue full whenever it is tried. Raises InvalidInput."""
+    if most is not None and body.num_prompts > most:
+        raise InvalidInput(
+            f"prompt holds {body.num_prompts} prompts, but no more than max_queued_requests={most} can wait here; "
+            "send them in several requests"
+        )
 
 
 def _make_sources(call: Call, body: CompletionRequest) -> list[Source]:
