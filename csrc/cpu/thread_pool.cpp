@@ -2,11 +2,13 @@
 
 #include <atomic>
 #include <chrono>
+#include <exception>
 #include <mutex>
 #include <stdexcept>
 #include <string>
 #include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <pthread.h>
@@ -95,6 +97,7 @@ class Pool {
         jobs_.add(1);
         auto others = uint32_t(num_chunks - claim(0));
         for (uint32_t seen; (seen = done_.value()) - before != others;) done_.wait_past(seen);
+        if (std::exception_ptr error = std::exchange(error_, nullptr)) std::rethrow_exception(error);
     }
 
    private:
@@ -106,7 +109,12 @@ class Pool {
         while (unclaimed_.load(std::memory_order_relaxed) > 0) {
             int64_t left = unclaimed_.fetch_sub(1, std::memory_order_acquire);
             if (left <= 0) break;
-            fn_(context_, num_chunks_ - left, worker);
+            try {
+                fn_(context_, num_chunks_ - left, worker);
+            } catch (...) {  // no memory, for one; the others still work with what the caller owns, so it must wait
+                std::lock_guard lock(error_mutex_);
+                if (!error_) error_ = std::current_exception();
+            }
             ++num_run;
         }
         return num_run;
@@ -128,6 +136,8 @@ class Pool {
     void (*fn_)(void*, int64_t, int) = nullptr;
     void* context_ = nullptr;
     int64_t num_chunks_ = 0;
+    std::mutex error_mutex_;
+    std::exception_ptr error_;  // the first that a chunk of the current job threw
     alignas(64) Signal jobs_;                       // jobs posted
     alignas(64) std::atomic<int64_t> unclaimed_{0};  // chunks of the current job; below 0 where several came too late
     alignas(64) Signal done_;                       // chunks that workers have run

@@ -14,7 +14,8 @@ int num_threads();
 
 // fn(context, chunk, worker) for every chunk in [0, num_chunks), in any order and from any thread of the pool; all of
 // it has happened before this returns. worker: 0 (the caller) .. num_threads() - 1, where num_threads() is that of the
-// moment the job starts. One job at a time: other callers wait. Not to be nested. fn must not throw.
+// moment the job starts. One job at a time: other callers wait. Not to be nested.
+// What fn throws is thrown here, the first of several, once no thread is in it any more; chunks may then be left out.
 void parallel_for(int64_t num_chunks, void (*fn)(void* context, int64_t chunk, int worker), void* context);
 
 template <class Function>

@@ -79,8 +79,9 @@ class AsyncLLM:
             raise InvalidInput(f'core={core!r} must be "process" or "thread"')
         heartbeat_timeout = _seconds("heartbeat_timeout", heartbeat_timeout)
         step_timeout = _seconds("step_timeout", step_timeout)
-        self._admission = AdmissionQueue(max_queued_requests, max_queued_tokens)
-        front_end = make_front_end(make_engine_args(model=model, **options))
+        args = make_engine_args(model=model, **options)
+        self._admission = AdmissionQueue(max_queued_requests, max_queued_tokens, is_fair=args.fair_share)
+        front_end = make_front_end(args)
         self.config = front_end.config
         self._tokenizer = front_end.tokenizer
         self._input_processor = front_end.input_processor
@@ -272,7 +273,7 @@ class AsyncLLM:
         """Submit a request and hand out what comes; whatever ends this, the request ends with it."""
         if isinstance(params, Exception):
             raise params
-        stream = self._hub.open(user_id)
+        stream = self._hub.open(user_id, tenant)
         try:
             submitted = thread.submit(self._hub.submit, stream, make_prompt, params, priority, tenant)
             await asyncio.wrap_future(submitted)

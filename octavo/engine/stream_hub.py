@@ -51,14 +51,16 @@ class StreamHub:
 
     # Called by readers. Nothing here waits for another thread.
 
-    def open(self, user_id: str | None) -> RequestStream:
+    def open(self, user_id: str | None, tenant: str | None = None) -> RequestStream:
         """A stream for the event loop that runs now. Raises what ended the core, InvalidInput, or Overloaded."""
         self.client.check()
         if user_id is not None and not isinstance(user_id, str):
             raise InvalidInput(f"request_id={user_id!r} must be a string, or None for one that is made up")
+        if tenant is not None:
+            parse_text("tenant", tenant)
         request_id = next(self._request_ids)
         stream = RequestStream(request_id, request_id if user_id is None else user_id)
-        self._admission.enter(request_id)
+        self._admission.enter(request_id, tenant)
         self.streams[request_id] = stream
         return stream
 
@@ -98,8 +100,6 @@ class StreamHub:
         prompt, rendered = make_prompt()
         processor = self._input_processor
         parse_text("request_id", stream.user_id)
-        if tenant is not None:
-            parse_text("tenant", tenant)
         parsed = processor.parse(prompt)
         self._admission.set_tokens(stream.request_id, processor.min_tokens(parsed))
         tokenized = processor.tokenize(parsed)

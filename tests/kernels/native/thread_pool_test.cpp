@@ -106,6 +106,28 @@ void forks(Clock::time_point end) {
     other.join();
 }
 
+// What a chunk throws comes out of the job that it belongs to, when nobody works on that job any more, and of no other.
+void chunks_that_throw(Clock::time_point end) {
+    for (int round = 0; Clock::now() < end; ++round) {
+        set_num_threads(1 + round / 50 % 4);
+        std::atomic<int> inside{0};
+        bool is_caught = false;
+        try {
+            parallel_for(12, [&](int64_t chunk, int) {
+                ++inside;
+                spin(20'000);
+                --inside;
+                if (chunk % 5 == round % 5) throw int(chunk);
+            });
+        } catch (int) {
+            is_caught = true;
+        }
+        if (!is_caught) fail("what a chunk threw was lost");
+        if (inside != 0) fail("a job was left while a chunk of it ran");
+        check_job(12, 20);
+    }
+}
+
 void print_cost_of_an_empty_job() {
     set_num_threads(2);
     double best = 1e9;
@@ -126,9 +148,9 @@ int main(int, char** arguments) {
         return 0;
     }
     double seconds = arguments[1] ? std::atof(arguments[1]) : 3;
-    auto share = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds / 6));
+    auto share = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds / 7));
     for (auto check : {many_tiny_jobs, pauses_between_jobs, changing_thread_counts, many_callers,
-                       an_oversubscribed_machine, forks})
+                       an_oversubscribed_machine, forks, chunks_that_throw})
         check(Clock::now() + share);
     std::puts("ok");
 }

@@ -164,3 +164,40 @@ def test_threads_never_overfill_it():
     for thread in threads:
         thread.join()
     assert len(taken) == queue.load().num_queued == 10
+
+
+def test_with_fair_shares_a_flood_of_one_tenant_leaves_room_for_the_others():
+    queue = AdmissionQueue(20, None, is_fair=True)
+    taken = flood(queue, "a", 100)
+    assert taken == 10
+    assert flood(queue, "b", 100) == 5
+    queue.enter("first of c", "c")
+    queue.leave("first of c")
+    for number in range(taken):
+        queue.scheduled([f"a {number}"])
+    assert flood(queue, "a", 100) == 8  # of the 15 places that are free again
+
+
+def flood(queue, tenant, count):
+    """How many of `count` requests are taken."""
+    for number in range(count):
+        try:
+            queue.enter(f"{tenant} {number}", tenant)
+        except Overloaded:
+            return number
+    return count
+
+
+def test_with_fair_shares_long_prompts_of_one_tenant_leave_room_for_those_of_others():
+    queue = AdmissionQueue(None, 100, is_fair=True)
+    for name, tenant, num_tokens in (("a", "a", 40), ("b", "b", 30), ("c", "b", 1)):
+        queue.enter(name, tenant)
+        if name == "c":
+            with pytest.raises(Overloaded, match="30 prompt tokens of yours wait"):
+                queue.set_tokens(name, num_tokens)
+        else:
+            queue.set_tokens(name, num_tokens)
+    for name in "abc":
+        queue.leave(name)
+    queue.enter("long", "a")
+    queue.set_tokens("long", 1000)  # nobody else waits
