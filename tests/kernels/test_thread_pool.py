@@ -62,4 +62,4 @@ def test_a_process_ends_while_a_thread_computes(native):
         "time.sleep(0.1)\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=60)
+    subprocess.run([sys.executable, "-P", "-c", code], env=environment, check=True, timeout=60)
