@@ -549,11 +549,12 @@ def test_the_lower_number_goes_first(start_server, kind):
         assert not ask(**fields).warnings
         ended.append(name)
 
-    threads = [threading.Thread(target=run, args=("blocker",), kwargs={"max_tokens": 400})]
+    # its samples are computed one after the other, so it is there long enough on any machine
+    threads = [threading.Thread(target=run, args=("blocker",), kwargs={"max_tokens": 400, "n": 16})]
     threads += [threading.Thread(target=run, args=(str(p),), kwargs={"priority": p}) for p in (5, 3, -1)]
     for thread in threads:
         thread.start()
         time.sleep(0.1)
     for thread in threads:
         thread.join(60)
-    assert ended == ["blocker", "-1", "3", "5"]
+    assert ended == ["-1", "blocker", "3", "5"]

@@ -135,3 +135,9 @@ def test_a_root_path_is_where_a_proxy_shows_the_server(start_server):
     assert server.client.get("/health").status_code == 200
     assert server.client.get("/v1/models").status_code == 401
     assert server.client.get("/v1/models", headers={"Authorization": "Bearer k"}).status_code == 200
+
+
+def test_head_is_answered_as_get_is(server):
+    for path in ("/health", "/health/live", "/health/ready"):
+        answer = server.client.head(path)
+        assert (answer.status_code, answer.content) == (200, b"")

@@ -5,6 +5,7 @@ the server ends, and stops a body that is too long before anything of it is pars
 answer here. Plain ASGI: nothing is buffered. What holds: one request leaves one line in the log.
 """
 
+import asyncio
 import re
 import time
 import uuid
@@ -23,6 +24,8 @@ OPEN_PATHS = frozenset(("/health", "/health/live", "/health/ready"))
 WATCH_PATHS = OPEN_PATHS | {"/metrics", "/version", "/load", "/server_info"}
 """Answered while the server ends, too."""
 _LONGEST_PATH = 200
+BODY_SECONDS = 30.0
+"""How long nothing more of a body may come, before it is whole."""
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 
 
@@ -124,14 +127,24 @@ def prepare(scope: Scope, path: str) -> RequestRecord:
     return record
 
 
-def _limited(receive: Receive, max_bytes: int) -> Receive:
-    """`receive`, raising once a body grows beyond the limit; its length need not have been announced."""
-    num_bytes = 0
+def _limited(receive: Receive, max_bytes: int, seconds: float = BODY_SECONDS) -> Receive:
+    """`receive`, raising once a body grows beyond the limit, or stops coming before it is whole.
+
+    Its length need not have been announced. What comes after a body, its client's end, may take as long as it likes.
+    """
+    num_bytes, is_whole = 0, False
 
     async def limited() -> Message:
-        nonlocal num_bytes
-        message = await receive()
+        nonlocal num_bytes, is_whole
+        try:
+            async with asyncio.timeout(None if is_whole else seconds):
+                message = await receive()
+        except TimeoutError:
+            raise ApiError(
+                408, f"nothing of the body came for {seconds:g} s; send it whole", code="request_timeout"
+            ) from None
         if message["type"] == "http.request":
+            is_whole = not message.get("more_body", False)
             num_bytes += len(message.get("body", b""))
             if num_bytes > max_bytes:
                 raise _too_long(max_bytes)

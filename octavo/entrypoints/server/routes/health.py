@@ -20,12 +20,15 @@ _NOT_READY: dict[int | str, dict[str, Any]] = {
 }
 
 
+@router.head("/health/live", include_in_schema=False)
 @router.get("/health/live")
 async def live() -> Response:
     """Whether this process answers."""
     return JsonResponse({"status": "live"})
 
 
+@router.head("/health", include_in_schema=False)
+@router.head("/health/ready", include_in_schema=False)
 @router.get("/health", responses=_NOT_READY)
 @router.get("/health/ready", responses=_NOT_READY)
 async def ready(request: Request) -> Response:
