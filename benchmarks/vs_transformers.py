@@ -108,6 +108,7 @@ def main() -> None:
     oracle = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
     work = make_requests(args.requests, 10_000)
     results = [run_octavo(path, work, args.threads)]
+    torch.set_num_threads(args.threads)  # the cpu platform leaves torch one
     results += [run_transformers(oracle, work, batch_size) for batch_size in args.batch_sizes]
     best = max(result.tokens_per_second for result in results[1:])
     print(f"{args.requests} requests, {args.threads} threads, float32, {args.model}")
