@@ -22,9 +22,9 @@ CONTEXT = 256
 
 
 def make_engine(args: argparse.Namespace, longest: int, streams: int) -> LLM:
-    tokens = max(longest + args.steps + 32, streams * (CONTEXT + args.steps + 32))
+    tokens = max(longest + args.steps + 32, streams * (CONTEXT + args.steps + streams + 32))
     return LLM(
-        args.model, dtype=args.dtype, num_threads=args.threads, max_model_len=max(longest, CONTEXT) + args.steps + 16,
+        args.model, dtype=args.dtype, num_threads=args.threads, max_model_len=max(longest, CONTEXT) + args.steps + streams,
         max_num_seqs=max(streams, 2), num_kv_blocks=-(-tokens // 16), enable_prefix_caching=False,
         max_num_batched_tokens=512, disable_log_stats=True,
     )  # fmt: skip
@@ -33,7 +33,7 @@ def make_engine(args: argparse.Namespace, longest: int, streams: int) -> LLM:
 def decode_ms(llm: LLM, streams: int, context: int, steps: int) -> float:
     """Median milliseconds of a step in which all streams decode."""
     params = SamplingParams(
-        temperature=0, max_tokens=steps + 1, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY
+        temperature=0, max_tokens=steps + streams, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY
     )
     engine = llm.llm_engine
     for stream in range(streams):
@@ -41,13 +41,15 @@ def decode_ms(llm: LLM, streams: int, context: int, steps: int) -> float:
         engine.add_request(f"bench-{stream}", prompt, params)
     first = engine.stats().generation_tokens
     while engine.stats().num_waiting or engine.stats().generation_tokens - first < streams:
-        engine.step()
+        engine.step()  # some decode while others are still prompts
     times = []
     while engine.has_unfinished_requests():
+        is_full = engine.stats().num_running == streams
         started = time.perf_counter()
         engine.step()
-        times.append(time.perf_counter() - started)
-    return 1000 * statistics.median(times[:-1] or times)
+        if is_full:
+            times.append(time.perf_counter() - started)
+    return 1000 * statistics.median(times)
 
 
 def memory_kib(name: str) -> int:

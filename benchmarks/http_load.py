@@ -34,6 +34,7 @@ class Server:
                 "--port", "0", "--dev-endpoints", "--disable-log-stats", "--disable-log-requests", *flags,
             ],
             stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log,
+            env={**os.environ, "OCTAVO_LOGGING_LEVEL": "INFO"},  # the log says where it listens
         )  # fmt: skip
         self.host, self.port = self._wait_until_ready()
         self.core_pid: int = self.get("/server_info")["core_pid"]

@@ -35,7 +35,7 @@ class RunningServer:
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "OCTAVO_LOGGING_LEVEL": "INFO", **(env or {})},
         )  # fmt: skip
         self.url = ""
         self.client = httpx.Client()
