@@ -23,8 +23,9 @@ CONTEXT = 256
 
 def make_engine(args: argparse.Namespace, longest: int, streams: int) -> LLM:
     tokens = max(longest + args.steps + 32, streams * (CONTEXT + args.steps + streams + 32))
+    longest = max(longest, CONTEXT) + args.steps + streams
     return LLM(
-        args.model, dtype=args.dtype, num_threads=args.threads, max_model_len=max(longest, CONTEXT) + args.steps + streams,
+        args.model, dtype=args.dtype, num_threads=args.threads, max_model_len=longest,
         max_num_seqs=max(streams, 2), num_kv_blocks=-(-tokens // 16), enable_prefix_caching=False,
         max_num_batched_tokens=512, disable_log_stats=True,
     )  # fmt: skip
