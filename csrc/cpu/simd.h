@@ -227,16 +227,20 @@ OCTAVO_INLINE float hmax(F<W> x) {
         return hmax<W / 2>(vmax<W / 2>(low_half<W>(x), high_half<W>(x)));
 }
 
-// e^x, about 1 unit in the last place. 0 below -87.3 (-inf included), infinity above 88.7, NaN for NaN.
+constexpr float kRounder = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, which is then in the low bits
+
+// e^x = p * 2^n for x in the range where that is a number: p, and n + kRounder.
+template <int W>
+struct ScaledExp {
+    F<W> p, n_shifted;
+};
+
 // Argument reduction by ln 2 in two parts and a minimax polynomial (Cephes' coefficients, Moshier 1989).
 template <int W>
-OCTAVO_INLINE F<W> exp(F<W> x) {
-    I<W> is_low = (I<W>)(x < -87.33654f), is_high = (I<W>)(x > 88.72283f);
-    F<W> clamped = select<W>(is_low, splat<W>(-87.33654f), select<W>(is_high, splat<W>(88.72283f), x));
-    const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-    F<W> shifted = clamped * 1.44269504f + magic;
-    F<W> n = shifted - magic;
-    F<W> r = clamped - n * 0.693359375f;
+OCTAVO_INLINE ScaledExp<W> scaled_exp(F<W> x) {
+    F<W> shifted = x * 1.44269504f + kRounder;
+    F<W> n = shifted - kRounder;
+    F<W> r = x - n * 0.693359375f;
     r = r - n * -2.12194440e-4f;
     F<W> p = splat<W>(1.9875691500e-4f);
     p = p * r + 1.3981999507e-3f;
@@ -244,9 +248,17 @@ OCTAVO_INLINE F<W> exp(F<W> x) {
     p = p * r + 4.1665795894e-2f;
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
-    p = p * (r * r) + r + 1.0f;
+    return {p * (r * r) + r + 1.0f, shifted};
+}
+
+// e^x, about 1 unit in the last place. 0 below -87.3 (-inf included), infinity above 88.7, NaN for NaN.
+template <int W>
+OCTAVO_INLINE F<W> exp(F<W> x) {
+    I<W> is_low = (I<W>)(x < -87.33654f), is_high = (I<W>)(x > 88.72283f);
+    F<W> clamped = select<W>(is_low, splat<W>(-87.33654f), select<W>(is_high, splat<W>(88.72283f), x));
+    auto [p, shifted] = scaled_exp<W>(clamped);
     // 2^n in two factors, so that n = 128 does not overflow before p < 1 is taken in
-    I<W> exponent = (I<W>)shifted - (I<W>)splat<W>(magic);
+    I<W> exponent = (I<W>)shifted - (I<W>)splat<W>(kRounder);
     I<W> half = exponent >> 1;
     F<W> result = p * (F<W>)((half + 127) << 23) * (F<W>)((exponent - half + 127) << 23);
     result = select<W>(is_high, splat<W>(__builtin_inff()), result);

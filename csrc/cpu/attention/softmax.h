@@ -34,20 +34,10 @@ OCTAVO_INLINE F<W> tanh(F<W> x) {
 // exp<W>(x) for x <= 0, in fewer operations. NaN for NaN.
 template <int W>
 OCTAVO_INLINE F<W> exp_of_negative(F<W> x) {
-    const float lowest = -87.33654f, magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+    const float lowest = -87.33654f;
     F<W> clamped = vmax<W>(splat<W>(lowest), x);
-    F<W> shifted = clamped * 1.44269504f + magic;
-    F<W> n = shifted - magic;
-    F<W> r = clamped - n * 0.693359375f;
-    r = r - n * -2.12194440e-4f;
-    F<W> p = splat<W>(1.9875691500e-4f);
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * (r * r) + r + 1.0f;
-    F<W> result = p * (F<W>)(((U<W>)shifted << 23) + 0x3f800000u);  // the magic's bits leave by the shift
+    auto [p, shifted] = scaled_exp<W>(clamped);
+    F<W> result = p * (F<W>)(((U<W>)shifted << 23) + 0x3f800000u);  // kRounder's own bits leave by the shift
     return (F<W>)((I<W>)result & ~(I<W>)(x < lowest));
 }
 
