@@ -17,13 +17,15 @@ def log_request(record: RequestRecord) -> None:
 
 def format_request(record: RequestRecord) -> str:
     """The record as JSON on one line; what is not known or does not apply is left out."""
+    # before the first output came, or when only the last one was waited for and it did not, nothing is known of these
+    is_known = record.queue_seconds is not None
     fields = {
         "id": record.request_id,
         "endpoint": record.endpoint,
         "status": record.status,
-        "prompt_tokens": record.prompt_tokens,
-        "cached_tokens": record.cached_tokens,
-        "generation_tokens": record.generation_tokens,
+        "prompt_tokens": record.prompt_tokens if is_known else None,
+        "cached_tokens": record.cached_tokens if is_known else None,
+        "generation_tokens": record.generation_tokens if is_known else None,
         "queue_s": _seconds(record.queue_seconds),
         "prefill_s": _seconds(record.prefill_seconds),
         "decode_s": _seconds(record.decode_seconds),

@@ -52,3 +52,11 @@ def test_tenants_are_told_apart_and_not_given_away():
     assert hash_tenant(None) is None
     assert hash_tenant("a") == hash_tenant("a") != hash_tenant("b")
     assert len(hash_tenant("\ud800")) == 12
+
+
+def test_counts_that_are_not_known_are_left_out_and_never_0():
+    """Of a client that goes away before the only output came, the engine told nothing."""
+    gone = RequestRecord(request_id="a", endpoint="/v1/completions", status=499, client_aborted=True, e2e_seconds=3.0)
+    assert "tokens" not in format_request(gone)
+    begun = RequestRecord(request_id="a", endpoint="/v1/completions", prompt_tokens=3, queue_seconds=0.0)
+    assert '"generation_tokens": 0' in format_request(begun)
