@@ -7,6 +7,7 @@ import torch
 
 from octavo import LLM, RequestOutput, SamplingParams
 from octavo.scheduler.scheduler import Scheduler
+from octavo.worker.model_runner import ModelRunner
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,17 @@ def free_block_ids(scheduler: Scheduler) -> list[int]:
     return [block.block_id for block in scheduler._kv.pool.blocks if block.ref_count == 0 and block.content is None]
 
 
+def model_runner_of(llm: LLM) -> ModelRunner:
+    """What runs the steps of an engine in this process."""
+    return llm.llm_engine.client.core.executor.worker.runner
+
+
 def poison_free_blocks(llm: LLM) -> None:
     """Overwrite every block that nobody holds and that is not cached with NaN."""
     core = llm.llm_engine.client.core
     free = torch.tensor(free_block_ids(core.scheduler), dtype=torch.int64)
     with torch.inference_mode():
-        for cache in core.executor.worker.runner.kv_caches:
+        for cache in model_runner_of(llm).kv_caches:
             _fill_with_nan(cache.k, free)
             _fill_with_nan(cache.v, free)
 

@@ -39,4 +39,5 @@ NB_MODULE(_native, module) {
     bind_attention(module);
     bind_elementwise(module);
     bind_sampling(module);
+    bind_program(module);
 }

@@ -28,6 +28,8 @@ class RMSNorm:
         """norm(x), [T, hidden]."""
         return self._platform.rms_norm(x, self._weight, self._eps)
 
-    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """(norm(x + residual), x + residual)."""
+    def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(norm(x + residual), x + residual); None: nothing was added up yet."""
+        if residual is None:
+            return self._platform.rms_norm(x, self._weight, self._eps), x
         return self._platform.fused_add_rms_norm(x, residual, self._weight, self._eps)

@@ -1,6 +1,5 @@
 """Llama (Touvron et al. 2023) and Mistral (Jiang et al. 2023), which is Llama with a sliding window."""
 
-import torch
 from torch import Tensor
 
 from octavo.config.model import ModelConfig
@@ -84,7 +83,7 @@ class LlamaDecoderLayer:
         self.self_attn.finish()
         self.mlp.finish()
 
-    def __call__(self, x: Tensor, residual: Tensor, ctx: ForwardContext) -> tuple[Tensor, Tensor]:
+    def __call__(self, x: Tensor, residual: Tensor | None, ctx: ForwardContext) -> tuple[Tensor, Tensor]:
         """x: what is to be added to the residual stream next; the norms do it on their way."""
         x, residual = self.input_layernorm.add(x, residual)
         x, residual = self.post_attention_layernorm.add(self.self_attn(x, ctx), residual)
@@ -114,6 +113,7 @@ class LlamaForCausalLM(CausalLM):
         for layer in self.layers:
             layer.finish()
         self.lm_head.finish()
+        self.embed_tokens.finish()
 
     def kv_cache_specs(self, kv_dtype: str) -> list[KVCacheSpec]:
         num_kv_heads, _ = kv_heads_of_rank(self.ctx, self.config.num_kv_heads)
@@ -125,7 +125,7 @@ class LlamaForCausalLM(CausalLM):
         return self.embed_tokens(input_ids)
 
     def forward(self, x: Tensor, ctx: ForwardContext) -> Tensor:
-        residual = torch.zeros_like(x)
+        residual = None
         for layer in self.layers:
             x, residual = layer(x, residual, ctx)
         return self.norm.add(x, residual)[0]

@@ -5,13 +5,15 @@ Every output row depends on its own input row only: neighbours and padding never
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from octavo.config.platform_traits import PlatformTraits, WorkspaceTraits
+from octavo.config.platform_traits import PACKED_GROUP_BYTES, PlatformTraits, WorkspaceTraits
 from octavo.protocol.kv_cache_spec import KVCacheSpec
 
 PackedWeight = Any
@@ -23,6 +25,29 @@ class KVCache(NamedTuple):
 
     k: Tensor
     v: Tensor
+
+
+QUANTIZATION_GROUP = 32
+"""Neighbours along K that share a scale in a `QuantizedMatrix`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QuantizedMatrix:
+    """A weight [N, K] in few bits: weight[n, k] = scales[n, k // 32] * value[n, k] + minima[n, k // 32]."""
+
+    bits: int
+    """8 or 4."""
+    values: Tensor
+    """8 bits: int8 [N, K], -127 to 127. 4 bits: uint8 [N, K // 2], 0 to 15, element 2 i in the low half of byte i."""
+    scales: Tensor
+    """float16 or float32 [N, K // 32]."""
+    minima: Tensor | None
+    """float16 or float32 [N, K // 32]; None: zeros. 8 bits have none."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        rows, columns = self.values.shape
+        return rows, columns * (8 // self.bits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +83,22 @@ class SamplingBatch:
     all_greedy: bool
 
 
+def dequantized(matrix: QuantizedMatrix) -> Tensor:
+    """The matrix in float32 [N, K]."""
+    values = matrix.values
+    if matrix.bits == 4:
+        values = torch.stack([values & 15, values >> 4], dim=-1)
+    rows, columns = matrix.shape
+    groups = values.reshape(rows, -1, QUANTIZATION_GROUP).float() * matrix.scales.float().unsqueeze(-1)
+    if matrix.minima is not None:
+        groups += matrix.minima.float().unsqueeze(-1)
+    return groups.reshape(rows, columns)
+
+
+Forward = Callable[[Tensor, Tensor, AttentionMetadata], Tensor]
+"""x [T, hidden], positions [T], this step's metadata -> hidden [T, hidden]: a model without its two ends."""
+
+
 class Platform(ABC):
     """One set of operators with its memory and dtypes. Third parties add theirs as `octavo.platforms` entry points."""
 
@@ -65,6 +106,10 @@ class Platform(ABC):
     workspace: WorkspaceTraits
     kernels_reason: str = ""
     """Why it computes with these kernels, for people."""
+    weight_bits: tuple[int, ...] = ()
+    """Bits that `pack_quantized` keeps: 8, 4. It dequantises others."""
+    weight_group_bytes: Mapping[int, int] = MappingProxyType(PACKED_GROUP_BYTES)
+    """Those bits -> bytes that 32 packed weights take, their scale and minimum among them."""
 
     def traits(self, checkpoint_dtype: str) -> PlatformTraits:
         """What the plan must know. checkpoint_dtype: float32, bfloat16, float16 or quantized."""
@@ -75,6 +120,8 @@ class Platform(ABC):
             workspace=self.workspace,
             kernels=self.kernel_report(),
             kernels_reason=self.kernels_reason,
+            weight_bits=self.weight_bits,
+            weight_group_bytes=self.weight_group_bytes,
         )
 
     @abstractmethod
@@ -105,6 +152,11 @@ class Platform(ABC):
     @abstractmethod
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> PackedWeight:
         """Bring weight [N, K] and bias [N] into the form `linear` wants. Done once, at load."""
+
+    def pack_quantized(self, parts: Sequence[QuantizedMatrix], bias: Tensor | None) -> PackedWeight:
+        """Bring weights [N_i, K] in few bits, stacked to [sum(N_i), K], and bias [sum(N_i)] into a form for `linear`,
+        `embedding_of_linear`. Parts may differ in bits. A platform without such kernels dequantises them."""
+        return self.pack_linear(torch.cat([dequantized(part) for part in parts]), bias)
 
     @abstractmethod
     def linear(self, x: Tensor, weight: PackedWeight) -> Tensor:
@@ -208,6 +260,13 @@ class Platform(ABC):
         Raises:
             ValueError: data is not as long as a block.
         """
+
+    def replayable(self, forward: Forward, examples: Sequence[tuple[Tensor, Tensor, AttentionMetadata]]) -> Forward:
+        """The same function, cheaper to call where the platform can record what `forward` does and do it again.
+
+        examples: two inputs of different T whose KV may be written.
+        """
+        return forward
 
     @abstractmethod
     def sample(self, logits: Tensor, batch: SamplingBatch) -> Tensor:

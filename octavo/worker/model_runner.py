@@ -9,7 +9,7 @@ from torch import Tensor
 
 from octavo.layers.forward_context import ForwardContext
 from octavo.models.base import CausalLM
-from octavo.ops.interface import KVCache, Platform
+from octavo.ops.interface import AttentionMetadata, KVCache, Platform
 from octavo.protocol.messages import TokenLogprobs
 from octavo.protocol.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from octavo.sampling.sampler import Sampler
@@ -43,6 +43,7 @@ class ModelRunner:
         self._platform = platform
         self._sampler = sampler
         self._pending: _PendingStep | None = None
+        self._forward = platform.replayable(self._run_model, [self._example(2), self._example(3)])
 
     @torch.inference_mode()
     def execute(self, step: SchedulerOutput) -> None:
@@ -53,7 +54,7 @@ class ModelRunner:
         batch = gather_inputs(self.rows, step)
         x = self.model.embed(batch.input_ids)
         insert_embeds(x, embeds_of_step(self.rows, batch))
-        hidden = self.model.forward(x, ForwardContext(batch.positions, batch.attention, self.kv_caches))
+        hidden = self._forward(x, batch.positions, batch.attention)
         logits = self.model.compute_logits(hidden[batch.logits_indices])
         prompt_logprobs = self._compute_prompt_logprobs(step.request_ids, batch, hidden)
         self._pending = _PendingStep(step.request_ids, batch, logits, prompt_logprobs)
@@ -90,6 +91,20 @@ class ModelRunner:
         """Forget every request, after a step that failed half-way."""
         self.rows.clear()
         self._pending = None
+
+    def _run_model(self, x: Tensor, positions: Tensor, attention: AttentionMetadata) -> Tensor:
+        return self.model.forward(x, ForwardContext(positions, attention, self.kv_caches))
+
+    def _example(self, num_tokens: int) -> tuple[Tensor, Tensor, AttentionMetadata]:
+        """What the forward takes for a request of so many tokens that owns the first block."""
+        positions = torch.arange(num_tokens)
+        attention = AttentionMetadata(
+            block_tables=torch.zeros(1, 1, dtype=torch.int32),
+            query_start_loc=torch.tensor([0, num_tokens], dtype=torch.int32),
+            seq_lens=torch.tensor([num_tokens], dtype=torch.int32),
+            slot_mapping=positions.clone(),
+        )
+        return self.model.embed(positions), positions, attention
 
     def _copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         if pairs:

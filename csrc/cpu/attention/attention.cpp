@@ -11,6 +11,7 @@
 #include "attention/plan.h"
 #include "binding.h"
 #include "isa.h"
+#include "program.h"
 #include "thread_pool.h"
 
 namespace nb = nanobind;
@@ -142,11 +143,12 @@ void rope(uintptr_t x, int64_t stride, uintptr_t out, int num_heads, int head_di
 
 void bind_attention(nb::module_& module) {
     nb::class_<AttentionPlan>(module, "AttentionPlan", "The work of one step's attention.")
+        .def_prop_ro("address", [](const AttentionPlan& plan) { return reinterpret_cast<uintptr_t>(&plan); })
         .def_prop_ro("num_stored", &AttentionPlan::num_stored, "Partitions computed ahead: shared, or split off.");
     module.def("plan_attention", &plan_attention);
-    module.def("paged_attention", &paged_attention);
-    module.def("write_kv", &write_kv);
-    module.def("rope", &rope);
+    define<&paged_attention>(module, "paged_attention");
+    define<&write_kv>(module, "write_kv");
+    define<&rope>(module, "rope");
     module.def("copy_blocks", [](uintptr_t src, int64_t num_src, uintptr_t dst, int64_t num_dst, int64_t block_bytes,
                                  uintptr_t pairs, int64_t num_pairs) {
         copy_blocks(at<const char>(src), num_src, at<char>(dst), num_dst, block_bytes, at<const int64_t>(pairs),

@@ -9,6 +9,7 @@
 
 #include "binding.h"
 #include "isa.h"
+#include "program.h"
 #include "thread_pool.h"
 
 namespace octavo {
@@ -73,11 +74,11 @@ void simd_test(const std::string& name, uintptr_t in, uintptr_t out, int64_t n) 
 }  // namespace
 
 void bind_elementwise(nanobind::module_& module) {
-    module.def("rms_norm", &rms_norm);
-    module.def("add_rms_norm", &add_rms_norm);
-    module.def("layer_norm", &layer_norm);
-    module.def("silu_and_mul", &silu_and_mul);
-    module.def("gelu_and_mul", &gelu_and_mul);
+    define<&rms_norm>(module, "rms_norm");
+    define<&add_rms_norm>(module, "add_rms_norm");
+    define<&layer_norm>(module, "layer_norm");
+    define<&silu_and_mul>(module, "silu_and_mul");
+    define<&gelu_and_mul>(module, "gelu_and_mul");
     module.def("simd_test", &simd_test, "A function of simd.h over n elements, a multiple of 16; for tests.");
 }
 

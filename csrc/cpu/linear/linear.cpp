@@ -11,6 +11,7 @@
 #include "binding.h"
 #include "isa.h"
 #include "linear/pack.h"
+#include "program.h"
 #include "thread_pool.h"
 
 namespace octavo {
@@ -116,9 +117,9 @@ void bind_linear(nanobind::module_& module) {
     module.def("panel_columns", [] { return isa().linear->panel_columns; },
                "Rows of a weight that are packed together by the instruction set in use.");
     module.def("pack_linear", &pack);
-    module.def("linear", &linear);
-    module.def("embedding", &embedding);
-    module.def("embedding_of_linear", &embedding_of_linear);
+    define<&linear>(module, "linear");
+    define<&embedding>(module, "embedding");
+    define<&embedding_of_linear>(module, "embedding_of_linear");
 }
 
 }  // namespace octavo

@@ -212,6 +212,12 @@ def _plan(
     return plan
 
 
+def plan_like(metadata: AttentionMetadata, key: tuple, num_tokens: int) -> _native.AttentionPlan:
+    """The plan of this step for the layers that had the plan with `key` in another step (`AttentionMetadata.plans`)."""
+    shape, _, num_heads, sliding_window, _ = key
+    return _plan(metadata, shape, num_tokens, num_heads, sliding_window)
+
+
 def _shape(cache: KVCache) -> _Shape:
     k, v = cache
     num_blocks, num_kv_heads, head_dim_k, block_size = k.shape

@@ -1,12 +1,17 @@
 """CpuPlatform: each family of operators has its own file; this one puts them together."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from octavo.ops.cpu import _native, attention, elementwise, linear, sampling, traits
+from octavo.logging import get_logger
+from octavo.ops.cpu import _native, attention, elementwise, linear, recording, sampling, traits
 from octavo.ops.cpu.linear import NativeWeight
-from octavo.ops.interface import AttentionMetadata, KVCache, Platform, SamplingBatch
+from octavo.ops.interface import AttentionMetadata, Forward, KVCache, Platform, SamplingBatch
 from octavo.protocol.kv_cache_spec import KVCacheSpec
+
+logger = get_logger(__name__)
 
 
 class CpuPlatform(Platform):
@@ -102,6 +107,13 @@ class CpuPlatform(Platform):
         sinks: Tensor | None = None,
     ) -> Tensor:
         return attention.paged_attention(q, kv_cache, metadata, scale, sliding_window, soft_cap, sinks)
+
+    def replayable(self, forward: Forward, examples: Sequence[tuple[Tensor, Tensor, AttentionMetadata]]) -> Forward:
+        try:
+            return recording.record(forward, examples)
+        except recording.NotReplayable as reason:
+            logger.info("the forward runs operator by operator: %s", reason)
+            return forward
 
     def copy_blocks(self, src: KVCache, dst: KVCache, pairs: Tensor) -> None:
         attention.copy_blocks(src, dst, pairs)
