@@ -8,6 +8,7 @@
 namespace octavo {
 
 void bind_linear(nanobind::module_& module);
+void bind_quantized(nanobind::module_& module);
 void bind_attention(nanobind::module_& module);
 void bind_elementwise(nanobind::module_& module);
 void bind_sampling(nanobind::module_& module);

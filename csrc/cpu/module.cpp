@@ -36,6 +36,7 @@ NB_MODULE(_native, module) {
         advise_huge_pages(reinterpret_cast<void*>(address), size);
     });
     bind_linear(module);
+    bind_quantized(module);
     bind_attention(module);
     bind_elementwise(module);
     bind_sampling(module);

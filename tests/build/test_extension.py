@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 OBJECTS = ROOT / "build" / "native" / "CMakeFiles"
-FAMILIES = {"linear", "attention", "elementwise", "sampling"}
+FAMILIES = {"linear", "attention", "elementwise", "sampling", "quantized"}
 
 
 def run(tool: str, *arguments: object) -> str:

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from octavo.logging import get_logger
-from octavo.ops.cpu import _native, attention, elementwise, linear, recording, sampling, traits
+from octavo.ops.cpu import _native, attention, elementwise, linear, quantized, recording, sampling, traits
 from octavo.ops.cpu.linear import NativeWeight
-from octavo.ops.interface import AttentionMetadata, Forward, KVCache, Platform, SamplingBatch
+from octavo.ops.cpu.quantized import QuantizedWeight
+from octavo.ops.interface import AttentionMetadata, Forward, KVCache, Platform, QuantizedMatrix, SamplingBatch
 from octavo.protocol.kv_cache_spec import KVCacheSpec
 
 logger = get_logger(__name__)
@@ -51,13 +52,20 @@ class CpuPlatform(Platform):
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> NativeWeight:
         return linear.pack_linear(weight, bias)
 
-    def linear(self, x: Tensor, weight: NativeWeight) -> Tensor:
+    def pack_quantized(self, parts: Sequence[QuantizedMatrix], bias: Tensor | None) -> QuantizedWeight:
+        return quantized.pack_quantized(parts, bias)
+
+    def linear(self, x: Tensor, weight: NativeWeight | QuantizedWeight) -> Tensor:
+        if isinstance(weight, QuantizedWeight):
+            return quantized.linear(x, weight)
         return linear.linear(x, weight)
 
     def embedding(self, token_ids: Tensor, table: Tensor) -> Tensor:
         return linear.embedding(token_ids, table)
 
-    def embedding_of_linear(self, token_ids: Tensor, weight: NativeWeight) -> Tensor:
+    def embedding_of_linear(self, token_ids: Tensor, weight: NativeWeight | QuantizedWeight) -> Tensor:
+        if isinstance(weight, QuantizedWeight):
+            return quantized.embedding_of_linear(token_ids, weight)
         return linear.embedding_of_linear(token_ids, weight)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
