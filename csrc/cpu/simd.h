@@ -31,6 +31,9 @@ struct bf16 {
 struct f16 {
     uint16_t bits;
 };
+struct fp8 {  // e4m3 (Micikevicius et al. 2022, "FP8 formats for deep learning"): up to 448, no infinity
+    uint8_t bits;
+};
 
 namespace OCTAVO_ISA {
 namespace {
@@ -151,6 +154,14 @@ OCTAVO_INLINE F<W> load(const int8_t* p) {
     return __builtin_convertvector(widen_s8<W>(p), F<W>);
 }
 
+// Exact; the code of NaN, which is never stored, is read as 480.
+template <int W>
+OCTAVO_INLINE F<W> load(const fp8* p) {
+    U<W> bits = (U<W>)widen_s8<W>(p);
+    F<W> magnitude = (F<W>)((bits & 0x7fu) << 20) * 0x1p120f;  // moves the exponent's bias; normalises subnormals
+    return (F<W>)((U<W>)magnitude | (bits & 0x80000000u));
+}
+
 template <int W>
 OCTAVO_INLINE void store(float* p, F<W> x) {
     memcpy(p, &x, sizeof x);
@@ -182,6 +193,19 @@ OCTAVO_INLINE void store(f16* p, F<W> x) {
     result = (is_nan & 0x7e00u) | (~is_nan & result);
     H<W> narrow = __builtin_convertvector(result | sign, H<W>);
     memcpy(p, &narrow, sizeof narrow);
+}
+
+// Rounds to nearest even, subnormals too; for magnitudes up to 448, which is the largest there is.
+template <int W>
+OCTAVO_INLINE void store(fp8* p, F<W> x) {
+    U<W> bits = (U<W>)x;
+    U<W> magnitude = bits & 0x7fffffffu;
+    // normal: add half a unit (ties to even), move the bias; subnormal: at 2^14 the last bit of a float is worth 2^-9
+    U<W> normal = (magnitude + 0x7ffffu + ((magnitude >> 20) & 1u) - (120u << 23)) >> 20;
+    U<W> subnormal = (U<W>)((F<W>)magnitude + 0x1p14f) - 0x46800000u;
+    U<W> is_subnormal = (U<W>)(magnitude < 0x3c800000u);  // 2^-6
+    U<W> result = (is_subnormal & subnormal) | (~is_subnormal & normal) | ((bits >> 24) & 0x80u);
+    for (int i = 0; i < W; ++i) p[i].bits = uint8_t(result[i]);
 }
 
 template <int W>

@@ -250,7 +250,7 @@ class Platform(ABC):
     def export_block(self, kv_caches: list[KVCache], block_id: int) -> bytes:
         """One block of every layer in its canonical byte form: per layer K then V, [block_size, G, D], row-major.
 
-        A part in int8 is followed by its scales, [block_size, G] float32.
+        A part in int8 or fp8 is followed by its scales, [block_size, G] float32.
         """
 
     @abstractmethod

@@ -2,9 +2,9 @@
 
 import msgspec
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "fp8": 1}
 """KV cache dtypes and their size in bytes."""
-SCALE_BYTES = {"int8": 4}
+SCALE_BYTES = {"int8": 4, "fp8": 4}
 """Of the dtypes that keep a scale beside each token and head, its size in bytes."""
 
 

@@ -104,7 +104,8 @@ class Sampler:
                 logits[row] = chain(output_token_ids, logits[row])
             except ProcessorFailure as failure:
                 failed[row] = str(failure)
-        logits[:, self._vocab_size :] = -torch.inf
+        if logits.shape[1] > self._vocab_size:
+            logits[:, self._vocab_size :] = -torch.inf
         if inputs.allowed is not None:
             keep_only(logits, inputs.allowed)
         if inputs.banned is not None:
@@ -133,9 +134,9 @@ def _find_exhausted(logits: Tensor, inputs: SamplingInputs) -> dict[int, str]:
     """Rows in which no token is left."""
     masked = [entries.rows for entries in (inputs.allowed, inputs.banned) if entries is not None]
     masked.append(np.array([row for row, _, _ in inputs.processors], dtype=np.int64))
-    rows = np.unique(np.concatenate(masked))
-    if not len(rows):
+    if not any(map(len, masked)):
         return {}
+    rows = np.unique(np.concatenate(masked))
     exhausted = rows[(logits[torch.from_numpy(rows)].amax(dim=-1) == -torch.inf).numpy()]
     reason = "no token is left: allowed_token_ids, bad_words, min_tokens and logits processors together ban every one"
     return dict.fromkeys(exhausted.tolist(), reason)
@@ -151,13 +152,17 @@ def _find_broken(logits: Tensor, token_ids: Tensor, batch: SamplingBatch) -> dic
 
 
 def _batch(inputs: SamplingInputs) -> SamplingBatch:
+    all_greedy = bool((inputs.temperature == 0.0).all())
+    draws = np.zeros_like(inputs.temperature) if all_greedy else uniform(
+        inputs.seed, inputs.sample_index, inputs.position
+    )  # fmt: skip
     return SamplingBatch(
         temperature=torch.from_numpy(inputs.temperature),
         top_k=torch.from_numpy(inputs.top_k),
         top_p=torch.from_numpy(inputs.top_p),
         min_p=torch.from_numpy(inputs.min_p),
-        uniform=torch.from_numpy(uniform(inputs.seed, inputs.sample_index, inputs.position)),
-        all_greedy=bool((inputs.temperature == 0.0).all()),
+        uniform=torch.from_numpy(draws),
+        all_greedy=all_greedy,
     )
 
 

@@ -48,3 +48,22 @@ def test_blocks_that_held_nan_leave_nothing_to_their_next_owner(make_llm, tmp_pa
     assert all("not finite" in str(output.outputs[0].stop_reason) for output in failed)
     assert answers() == before
     llm.audit()
+
+
+def test_another_instruction_set_is_refused_while_an_engine_computes_with_the_first(make_llm, monkeypatch):
+    from octavo.ops.cpu import _native
+
+    others = [isa for isa in _native.supported_isas() if isa != _native.isa()]
+    if not others:
+        pytest.skip("this machine has one instruction set")
+    params = SamplingParams(temperature=0, max_tokens=4)
+    llm, isa = make_llm(), _native.isa()
+    before = llm.generate([1, 2], params, use_tqdm=False)[0].outputs[0].token_ids
+    monkeypatch.setenv("OCTAVO_CPU_ISA", others[0])
+    with pytest.raises(ValueError, match=f"would change to {others[0]}.* computes with {isa}"):
+        make_llm()
+    assert llm.generate([1, 2], params, use_tqdm=False)[0].outputs[0].token_ids == before
+    llm.close()
+    assert make_llm().kernel_report()["linear"] == f"cpu ({others[0]})"
+    # the instruction set is the process's: it is put back for the tests that follow
+    monkeypatch.delenv("OCTAVO_CPU_ISA")

@@ -31,6 +31,7 @@ DTYPES = [
     ("bfloat16", "bfloat16"),
     ("bfloat16", "float32"),
     ("bfloat16", "int8"),
+    ("bfloat16", "fp8"),
     ("float16", "float16"),
 ]
 """Of the weights and of the KV cache."""

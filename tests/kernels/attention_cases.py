@@ -1,6 +1,6 @@
 """What the attention kernel tests share: ragged batches over a poisoned, guarded cache, and attention in float64.
 
-Every byte of a cache that no token was written to is 0xff, which is NaN in each dtype (in int8: a NaN scale), and a
+Every byte of a cache that no token was written to is 0xff, which is NaN in each dtype (in 8 bits: a NaN scale), and a
 guard block lies on either side of it.
 """
 
@@ -18,7 +18,7 @@ native = pytest.importorskip("octavo.ops.cpu._native", reason="installed without
 from octavo.ops.cpu import attention  # noqa: E402
 
 ISAS = native.supported_isas()
-DTYPES = ("float32", "bfloat16", "float16", "int8")
+DTYPES = ("float32", "bfloat16", "float16", "int8", "fp8")
 NO_BLOCK = 2**30
 
 
@@ -56,6 +56,9 @@ def assert_guards_intact(base):
 
 def stored(x, dtype):
     """x [..., D] float32 as the cache gives it back, in float64."""
+    if dtype == "fp8":
+        scale = x.abs().amax(-1, keepdim=True) / 448
+        return ((x / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale).double()
     if dtype != "int8":
         return x.to(getattr(torch, dtype)).double()
     scale = x.abs().amax(-1, keepdim=True) / 127

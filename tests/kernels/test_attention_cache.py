@@ -49,10 +49,10 @@ def read(cache, shape):
         raw = torch.frombuffer(bytearray(attention.export_block([cache], block)), dtype=torch.uint8)
         for into, dims in zip(parts, (shape.dk, shape.dv), strict=True):
             count = shape.block_size * shape.num_kv_heads
-            dtype = getattr(torch, shape.dtype)
+            dtype = cache.k.dtype
             values, raw = raw[: count * dims * dtype.itemsize], raw[count * dims * dtype.itemsize :]
             values = values.clone().view(dtype).double().view(shape.block_size, shape.num_kv_heads, dims)
-            if shape.dtype == "int8":
+            if dtype.itemsize == 1:
                 scales, raw = raw[: count * 4], raw[count * 4 :]
                 values = values * scales.clone().view(torch.float32).view(shape.block_size, -1, 1).double()
             into.append(values)
@@ -127,10 +127,24 @@ def test_int8_is_within_half_a_step_whatever_the_magnitude(isa):
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-def test_int8_does_not_hide_a_value_that_is_not_finite(isa, bad):
+def test_fp8_keeps_four_bits_of_every_value_and_small_ones_beside_large_ones(isa):
     native.use_isa(isa)
-    shape = Shape(dtype="int8", num_kv_heads=1, dk=64, dv=64)
+    shape = Shape(dtype="fp8", num_kv_heads=1, dk=64, dv=64)
+    x = draw(16, 1, 64) * torch.logspace(-30, 30, 16).view(-1, 1, 1) * torch.logspace(0, -7, 64)
+    cache, _ = poisoned_cache(shape, 1)
+    attention.write_kv(x, -x, cache, torch.arange(16))
+    keys, values = read(cache, shape)
+    smallest_step = x.abs().amax(-1, keepdim=True).double() / 448 * 2**-9
+    assert ((keys - x.double()).abs() <= torch.maximum(x.abs().double() / 16, smallest_step / 2) * 1.0001).all()
+    assert torch.equal(keys, -values)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", ["int8", "fp8"])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_8_bits_do_not_hide_a_value_that_is_not_finite(isa, dtype, bad):
+    native.use_isa(isa)
+    shape = Shape(dtype=dtype, num_kv_heads=1, dk=64, dv=64)
     for place in (0, 13, 63):
         x = draw(1, 1, 64)
         x[0, 0, place] = bad

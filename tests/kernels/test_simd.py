@@ -76,6 +76,22 @@ def test_every_8_bit_integer_widens_exactly():
     assert torch.equal(run("int8_load", values, torch.float32), values.float())
 
 
+def test_every_fp8_is_read_and_written_as_torch_does():
+    codes = torch.arange(256, dtype=torch.int16).to(torch.uint8)
+    codes[(codes & 0x7F) == 0x7F] = 0  # NaN is never stored
+    values = codes.view(torch.float8_e4m3fn).float()
+    assert torch.equal(run("fp8_load", codes, torch.float32), values)
+    ordered = values.unique()
+    halves = (ordered[1:] + ordered[:-1]) / 2  # ties go to the even one
+    near = torch.cat([torch.nextafter(halves, torch.tensor(end)) for end in (torch.inf, -torch.inf)])
+    spread = (torch.rand(1 << 16, generator=torch.Generator().manual_seed(0)) - 0.5) * 896
+    small = spread * torch.logspace(0, -50, 1 << 16)
+    everything = torch.cat([ordered, halves, near, spread, small, torch.tensor([-0.0, 448.0, -448.0])])
+    everything = torch.cat([everything, torch.zeros(-len(everything) % 16)])
+    got = run("fp8_store", everything, torch.uint8)
+    assert torch.equal(got, everything.to(torch.float8_e4m3fn).view(torch.uint8))
+
+
 def test_exp_is_within_one_unit_in_the_last_place_and_zero_where_results_would_be_subnormal():
     lowest, highest = np.float32(-87.33654), np.float32(88.72283)
     edges = torch.tensor([lowest, highest, 0.0, -0.0, 1e-30, -1e-30, 1.0, -1.0])

@@ -42,9 +42,9 @@ thread_local ThreadMemory scratch;    // of whoever computes
 thread_local ThreadMemory workspace;  // of the caller, read by all
 
 KVLayout kv_layout(int type, int block_size, int num_kv_heads, int head_dim_k, int head_dim_v) {
-    constexpr int kBytes[] = {4, 2, 2, 1};
+    constexpr int kBytes[] = {4, 2, 2, 1, 1};
     KVLayout layout{KVType(type), block_size, num_kv_heads, head_dim_k, head_dim_v, 0, 0, 0, 0};
-    int64_t scale_bytes = layout.type == KVType::int8 ? sizeof(float) : 0;
+    int64_t scale_bytes = kBytes[type] == 1 ? sizeof(float) : 0;
     layout.k_head_bytes = block_size * (int64_t(head_dim_k) * kBytes[type] + scale_bytes);
     layout.v_head_bytes = block_size * (int64_t(head_dim_v) * kBytes[type] + scale_bytes);
     layout.k_block_bytes = num_kv_heads * layout.k_head_bytes;

@@ -13,10 +13,10 @@ constexpr int kMaxPartition = 256;  // keys; a partition is the largest multiple
 constexpr int kMaxRows = 66;        // (token, head) rows computed together
 constexpr int kMaxBlockSize = 128;
 
-enum class KVType : int { f32, bf16, f16, int8 };
+enum class KVType : int { f32, bf16, f16, int8, fp8 };
 
 // A block holds, for each KV head, K as [head_dim_k][block_size] and (in another tensor) V as [block_size][head_dim_v].
-// In int8 each of these is followed by its scales, block_size floats: one for a token.
+// In int8 and fp8 each of these is followed by its scales, block_size floats: one for a token.
 struct KVLayout {
     KVType type;
     int block_size, num_kv_heads, head_dim_k, head_dim_v;

@@ -117,6 +117,7 @@ void store_partitions(const AttentionArgs& args, int64_t begin, int64_t end, flo
         case KVType::bf16: return store_items<bf16>(args, begin, end, scratch);
         case KVType::f16: return store_items<f16>(args, begin, end, scratch);
         case KVType::int8: return store_items<int8_t>(args, begin, end, scratch);
+        case KVType::fp8: return store_items<octavo::fp8>(args, begin, end, scratch);
     }
 }
 
@@ -127,6 +128,7 @@ void attend(const AttentionArgs& args, int64_t begin, int64_t end, float* memory
         case KVType::bf16: return attend_items<bf16>(args, begin, end, scratch);
         case KVType::f16: return attend_items<f16>(args, begin, end, scratch);
         case KVType::int8: return attend_items<int8_t>(args, begin, end, scratch);
+        case KVType::fp8: return attend_items<octavo::fp8>(args, begin, end, scratch);
     }
 }
 

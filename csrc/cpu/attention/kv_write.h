@@ -44,34 +44,45 @@ void rotate_tokens(const RopeArgs& args, const RopeTensor& tensor, int64_t begin
     }
 }
 
-// x in the cache's dtype. Returns the scale of int8, max|x| / 127; NaN and infinity in x make the scale such, and so
-// whatever is read back.
+// The largest magnitude; infinity or NaN where there is one.
+OCTAVO_INLINE float largest(const float* x, int dims) {
+    I<kNarrow> highest = {};  // magnitudes order like their bits
+    for (int i = 0; i < dims; i += kNarrow) {
+        I<kNarrow> bits = (I<kNarrow>)load<kNarrow>(x + i) & 0x7fffffff;
+        I<kNarrow> is_higher = (I<kNarrow>)(bits > highest);
+        highest = (is_higher & bits) | (~is_higher & highest);
+    }
+    int32_t bits = 0;
+    for (int i = 0; i < kNarrow; ++i) bits = highest[i] > bits ? highest[i] : bits;
+    float maximum;
+    memcpy(&maximum, &bits, sizeof maximum);
+    return maximum;
+}
+
+// x in the cache's dtype. Returns the scale of the 8-bit ones: what makes the largest magnitude the largest there is.
+// NaN and infinity in x make the scale such, and so whatever is read back.
 template <class T>
 OCTAVO_INLINE float encode(const float* x, int dims, T* to) {
-    if constexpr (sizeof(T) > 1) {
-        for (int i = 0; i < dims; i += kNarrow) store<kNarrow>(to + i, load<kNarrow>(x + i));
-        return 0.0f;
-    } else {
-        I<kNarrow> highest = {};  // magnitudes order like their bits
-        for (int i = 0; i < dims; i += kNarrow) {
-            I<kNarrow> bits = (I<kNarrow>)load<kNarrow>(x + i) & 0x7fffffff;
-            I<kNarrow> is_higher = (I<kNarrow>)(bits > highest);
-            highest = (is_higher & bits) | (~is_higher & highest);
-        }
-        int32_t bits = 0;
-        for (int i = 0; i < kNarrow; ++i) bits = highest[i] > bits ? highest[i] : bits;
-        float maximum;
-        memcpy(&maximum, &bits, sizeof maximum);
-        float scale = maximum / 127.0f;
-        for (int i = 0; i < dims; ++i) {
-            float value = scale > 0.0f ? x[i] / scale : 0.0f;
-            value = value < 127.0f ? value : 127.0f;
-            value = value > -127.0f ? value : -127.0f;
-            const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-            to[i] = (T)(int)((value + magic) - magic);
-        }
-        return scale;
+    for (int i = 0; i < dims; i += kNarrow) store<kNarrow>(to + i, load<kNarrow>(x + i));
+    return 0.0f;
+}
+OCTAVO_INLINE float encode(const float* x, int dims, int8_t* to) {
+    float scale = largest(x, dims) / 127.0f;
+    for (int i = 0; i < dims; ++i) {
+        float value = scale > 0.0f ? x[i] / scale : 0.0f;
+        value = value < 127.0f ? value : 127.0f;
+        value = value > -127.0f ? value : -127.0f;
+        to[i] = (int8_t)(int)((value + kRounder) - kRounder);
     }
+    return scale;
+}
+OCTAVO_INLINE float encode(const float* x, int dims, fp8* to) {
+    float scale = largest(x, dims) / 448.0f;
+    for (int i = 0; i < dims; i += kNarrow) {
+        F<kNarrow> values = scale > 0.0f ? load<kNarrow>(x + i) / scale : F<kNarrow>{};
+        store<kNarrow>(to + i, vmax<kNarrow>(vmin<kNarrow>(values, splat<kNarrow>(448.0f)), splat<kNarrow>(-448.0f)));
+    }
+    return scale;
 }
 
 template <class T>
@@ -128,6 +139,7 @@ void write_kv(const WriteArgs& args, const RopeArgs* rope, int64_t begin, int64_
         case KVType::bf16: return write_tokens<bf16>(args, rope, begin, end, scratch);
         case KVType::f16: return write_tokens<f16>(args, rope, begin, end, scratch);
         case KVType::int8: return write_tokens<int8_t>(args, rope, begin, end, scratch);
+        case KVType::fp8: return write_tokens<octavo::fp8>(args, rope, begin, end, scratch);
     }
 }
 

@@ -47,7 +47,7 @@ struct Lanes {
     Lanes(int low, int high) : begin(low / kFloats * kFloats), end((high + kFloats - 1) / kFloats * kFloats) {}
 };
 
-// The scales of int8 keys and the soft cap, for the scores of keys low .. high - 1.
+// The scales of 8-bit keys and the soft cap, for the scores of keys low .. high - 1.
 void transform_scores(float* scores, int low, int high, const float* k_scales, float soft_cap) {
     Lanes lanes(low, high);
     for (int i = lanes.begin; i < lanes.end; i += kFloats) {

@@ -46,6 +46,8 @@ const SimdProbe kSimdProbes[] = {
     OCTAVO_PROBES("f16_load", probe_load<f16, ),
     OCTAVO_PROBES("f16_store", probe_store<f16, ),
     OCTAVO_PROBES("int8_load", probe_load<int8_t, ),
+    OCTAVO_PROBES("fp8_load", probe_load<fp8, ),
+    OCTAVO_PROBES("fp8_store", probe_store<fp8, ),
 };
 
 #undef OCTAVO_PROBES

@@ -1,7 +1,7 @@
 """KV cache, rope and paged attention of the cpu platform: cheap checks here, the work in csrc/cpu/attention.
 
 Layout: k [num_blocks, G, Dk, block_size], so K lies transposed in its block, and v [num_blocks, G, block_size, Dv]. In
-int8 the last dim but one of k, and the last of v, has 4 more: the bytes of the block's scales, [block_size] float32 a
+8 bits the last dim but one of k, and the last of v, has 4 more: the bytes of the block's scales, [block_size] float32 a
 head, which follow that head's values.
 """
 
@@ -19,8 +19,12 @@ _HEAD_DIM_MULTIPLE = 8
 _BLOCK_SIZE_MULTIPLE = 8
 _MAX_BLOCK_SIZE = 128
 _NO_WINDOW = 2**30  # more than any context, and sums with positions stay within 32 bits
-_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
+_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3, torch.float8_e4m3fn: 4}
 """KV dtypes and their numbers in csrc/cpu/attention/attention.h."""
+
+
+_EIGHT_BITS = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+"""Those with a scale for each token and head."""
 
 
 class _Shape(NamedTuple):
@@ -51,8 +55,8 @@ def allocate_kv_cache(spec: KVCacheSpec, num_blocks: int, block_size: int) -> KV
             f"block_size is {block_size}, and the cpu platform takes multiples of {_BLOCK_SIZE_MULTIPLE} "
             f"up to {_MAX_BLOCK_SIZE}"
         )
-    dtype = torch.int8 if spec.dtype == "int8" else DTYPES[spec.dtype]
-    scales = 4 if dtype == torch.int8 else 0
+    dtype = _EIGHT_BITS.get(spec.dtype) or DTYPES[spec.dtype]
+    scales = 4 if spec.dtype in _EIGHT_BITS else 0
     k = torch.empty(num_blocks, spec.num_kv_heads, spec.head_dim_k + scales, block_size, dtype=dtype)
     v = torch.empty(num_blocks, spec.num_kv_heads, block_size, spec.head_dim_v + scales, dtype=dtype)
     for part in (k, v):
@@ -161,9 +165,9 @@ def import_block(kv_caches: list[KVCache], block_id: int, data: bytes) -> None:
 
 
 def _canonical_parts(cache: KVCache, block_id: int) -> list[Tensor]:
-    """Views of one block as [block_size, G, D], K then V; in int8 each with its scales [block_size, G] after it."""
+    """Views of one block as [block_size, G, D], K then V; in 8 bits each with its scales after it, [block_size, G]."""
     k, v = cache.k[block_id], cache.v[block_id]
-    if k.dtype != torch.int8:
+    if k.dtype not in _EIGHT_BITS.values():
         return [k.permute(2, 0, 1), v.permute(1, 0, 2)]
     num_kv_heads, head_dim_k, block_size = k.shape[0], k.shape[1] - 4, k.shape[2]
     head_dim_v = v.shape[2] - 4
@@ -225,7 +229,7 @@ def _shape(cache: KVCache) -> _Shape:
     if v.shape[:3] != (num_blocks, num_kv_heads, block_size) or k.dtype != v.dtype:
         raise ValueError(f"k {k.dtype} {list(k.shape)} and v {v.dtype} {list(v.shape)} are not one cache")
     _require_contiguous(k, v)
-    if k.dtype == torch.int8:
+    if k.dtype in _EIGHT_BITS.values():
         head_dim_k, head_dim_v = head_dim_k - 4, head_dim_v - 4
     return _Shape(num_blocks, _TYPES[k.dtype], block_size, num_kv_heads, head_dim_k, head_dim_v)
 

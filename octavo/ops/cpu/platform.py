@@ -1,10 +1,14 @@
 """CpuPlatform: each family of operators has its own file; this one puts them together."""
 
+import gc
 from collections.abc import Sequence
+from typing import ClassVar
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
+from octavo.errors import InvalidInput
 from octavo.logging import get_logger
 from octavo.ops.cpu import _native, attention, elementwise, linear, quantized, recording, sampling, traits
 from octavo.ops.cpu.linear import NativeWeight
@@ -24,9 +28,24 @@ class CpuPlatform(Platform):
     name = traits.NAME
     workspace = traits.WORKSPACE
 
+    _alive: ClassVar[WeakSet["CpuPlatform"]] = WeakSet()
+
     def __init__(self) -> None:
         isa, self.kernels_reason = traits.chosen_isa()
+        self._require_one_isa(isa)
         _native.use_isa(isa)
+        self._alive.add(self)
+
+    @classmethod
+    def _require_one_isa(cls, isa: str) -> None:
+        """Weights are packed for the instruction set in use, which is one for the whole process."""
+        if isa != _native.isa() and cls._alive:
+            gc.collect()  # an engine that was let go may be part of a cycle
+        if isa != _native.isa() and cls._alive:
+            raise InvalidInput(
+                f"the kernels would change to {isa}, but an engine of this process computes with {_native.isa()}: "
+                "shut that one down first, or keep OCTAVO_CPU_ISA as it was"
+            )
 
     def default_dtype(self, checkpoint_dtype: str) -> tuple[str, str]:
         return traits.default_dtype(_native.isa(), checkpoint_dtype)

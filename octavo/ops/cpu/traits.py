@@ -9,7 +9,7 @@ from octavo.errors import InvalidInput
 from octavo.ops.cpu import _native
 
 NAME = "cpu"
-KV_CACHE_DTYPES = ("float32", "bfloat16", "float16", "int8")
+KV_CACHE_DTYPES = ("float32", "bfloat16", "float16", "int8", "fp8")
 KINDS = ("linear", "embedding", "norm", "rope", "attention", "sample")
 # attention keeps results of partitions, never more than these; sampling works on the logits as they are
 WORKSPACE = WorkspaceTraits(scores_at_once=2**22, score_bytes=4, gathers_kv=False, sampling_bytes=8)
