@@ -28,7 +28,7 @@ class MachineInfo:
     memory_limit: int
     """Bytes this process can still take."""
     memory_source: str
-    """What set it: "cgroup" or "available RAM"."""
+    """What set it: "available RAM", "cgroup", "ulimit -v" (address space) or "ulimit -d" (data)."""
     process_memory: int = 0
     """Bytes of RAM this process holds already: Python and the libraries. 0: unknown."""
     cpu_quota: float | None = None
@@ -41,14 +41,13 @@ def detect(root: str | Path = "/") -> MachineInfo:
     """Look at the machine. `root` is where proc/ and sys/ are found; tests put a made-up tree there."""
     root = Path(root)
     num_cores, num_cores_source = _usable_cores(root)
-    available = _available_ram(root)
-    room = _cgroup_memory_room(root)
+    memory_limit, memory_source = _usable_memory(root)
     return MachineInfo(
         cpu_flags=_cpu_flags(root),
         num_cores=num_cores,
         num_cores_source=num_cores_source,
-        memory_limit=available if room is None else min(available, room),
-        memory_source="available RAM" if room is None or available <= room else "cgroup",
+        memory_limit=memory_limit,
+        memory_source=memory_source,
         process_memory=_process_memory(root, "VmRSS"),
         cpu_quota=_cpu_quota(root),
         process_anonymous=_process_memory(root, "RssAnon"),
@@ -95,6 +94,27 @@ def _process_memory(root: Path, field: str) -> int:
         if key == field:
             return int(value.split()[0]) * 1024
     return 0
+
+
+def _usable_memory(root: Path) -> tuple[int, str]:
+    """The smallest of what may be taken, and what set it; the first of equals."""
+    rooms = {
+        "available RAM": _available_ram(root),
+        "cgroup": _cgroup_memory_room(root),
+        "ulimit -v": _ulimit_room(root, "Max address space", "VmSize"),
+        "ulimit -d": _ulimit_room(root, "Max data size", "VmData"),
+    }
+    room, source = min(((room, source) for source, room in rooms.items() if room is not None), key=lambda pair: pair[0])
+    return room, source
+
+
+def _ulimit_room(root: Path, limit: str, used: str) -> int | None:
+    """Bytes that this process may still take below a limit of its own; None without one."""
+    for line in _read(root / "proc/self/limits").splitlines():
+        if line.startswith(limit):
+            soft = line[len(limit) :].split()[0]
+            return max(0, int(soft) - _process_memory(root, used)) if soft.isdecimal() else None
+    return None
 
 
 def _available_ram(root: Path) -> int:

@@ -192,3 +192,31 @@ def test_a_process_bound_to_one_core_sees_one_core():
 def test_what_the_process_holds_already_is_known_where_the_system_tells(machine):
     assert machine().process_memory == 0
     assert machine({"proc/self/status": "VmRSS:\t  2048 kB\nCpus_allowed_list:\t0-1\n"}).process_memory == 2 * 2**20
+
+
+LIMITS = "Limit                     Soft Limit           Hard Limit           Units\n"
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "source"), [("Max address space", "VmSize", "ulimit -v"), ("Max data size", "VmData", "ulimit -d")]
+)
+def test_a_ulimit_on_memory_is_what_is_left_of_it(machine, limit, used, source):
+    status = f"Cpus_allowed_list:\t0-63\n{used}:\t  {2**20} kB\n"
+    limits = f"{LIMITS}{limit:26}{4 * GIB:<21}{'unlimited':21}bytes\n"
+    info = machine({"proc/self/limits": limits, "proc/self/status": status})
+    assert (info.memory_limit, info.memory_source) == (3 * GIB, source)
+    spent = status.replace(str(2**20), str(5 * 2**20))
+    assert machine({"proc/self/limits": limits, "proc/self/status": spent}).memory_limit == 0
+
+
+def test_no_ulimit_leaves_the_memory_as_it_is(machine):
+    limits = f"{LIMITS}{'Max address space':26}{'unlimited':21}{'unlimited':21}bytes\n"
+    assert machine({"proc/self/limits": limits}).memory_source == "available RAM"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ulimit -v is Linux's")
+def test_a_process_under_a_ulimit_sees_it():
+    code = "from octavo.config.machine import detect; machine = detect(); print(machine.memory_source)"
+    command = f"ulimit -v {2**20}; exec {sys.executable} -c '{code}'"
+    shown = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True, timeout=60)
+    assert shown.stdout.strip() == "ulimit -v"
