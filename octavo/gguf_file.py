@@ -142,6 +142,12 @@ class GGUFFile:
         """The stored bytes of `tensor`, uint8 [num_bytes], mapped read-only and not copied."""
         return self._bytes[tensor.offset : tensor.offset + tensor.num_bytes]
 
+    def release(self, tensor: GGUFTensor) -> None:
+        """Give the pages of its bytes back to the system; they are read again when they are looked at."""
+        start = tensor.offset // mmap.PAGESIZE * mmap.PAGESIZE
+        if tensor.num_bytes:
+            self._data.madvise(mmap.MADV_DONTNEED, start, tensor.offset + tensor.num_bytes - start)
+
     @cached_property
     def _bytes(self) -> np.ndarray:
         return np.frombuffer(self._data, np.uint8)

@@ -19,7 +19,12 @@ class EngineArgs:
     load_format: Literal["auto", "safetensors", "gguf", "dummy"] = "auto"
     """How weights are read; dummy: random weights."""
     dtype: str = "auto"
-    """Of the weights: auto, float32, bfloat16 or float16. auto picks the fast choice of this machine and says why."""
+    """Of the weights: auto, float32 (float), bfloat16 or float16 (half). auto picks the fast choice of this machine and
+    says why."""
+    quantization: str | None = None
+    """Weights in few bits. gguf: as the GGUF file has them; int8, int4: floats quantised while they are loaded, in
+    groups of 32; none: all in dtype. Default: gguf where the platform has the kernels and no dtype is given, else none.
+    """
     max_model_len: int | None = None
     """Longest sequence (prompt and output) in tokens; default: what the model supports."""
     max_num_seqs: int = 256
@@ -40,7 +45,7 @@ class EngineArgs:
     """Tenants share the running slots and the token budget: a flood from one does not starve another. The
     scheduling_policy holds inside a tenant."""
     kv_cache_dtype: str = "auto"
-    """auto (as dtype), float32, bfloat16, float16, or int8 with a scale a token and head."""
+    """auto (as dtype), float32, bfloat16, float16, or int8 and fp8 (e4m3) with a scale a token and head."""
     num_kv_blocks: int | None = None
     """Size of the KV cache in blocks; default: from the memory that is free."""
     kv_cache_memory: int | str | None = None
@@ -64,7 +69,6 @@ NOT_BUILT: dict[str, object] = {
     "tensor_parallel_size": 1,
     "pipeline_parallel_size": 1,
     "data_parallel_size": 1,
-    "quantization": None,
     "speculative_config": None,
     "enable_lora": False,
     "swap_space": 0,

@@ -61,8 +61,16 @@ class WorkerConfig:
 
     platform: str
     dtype: str
+    """Of what is kept in floats."""
     kv_cache_dtype: str
     num_threads: int
+    dtype_reason: str = ""
+    quantization: str = "none"
+    """none, gguf, int8 or int4: `config.weights.WeightChoice`."""
+    quantization_reason: str = ""
+    """Empty: there was nothing to choose."""
+    weight_forms: tuple[str, ...] = ()
+    """In which forms the matrices are kept."""
 
 
 @dataclass(frozen=True, kw_only=True)

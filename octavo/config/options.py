@@ -20,7 +20,14 @@ BLOCK_SIZES = (8, 16, 32, 64, 128)
 SCHEDULING_POLICIES = ("fcfs", "priority")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-_LATER_KV_CACHE_DTYPES = ("fp8", "fp8_e4m3", "fp8_e5m2")
+DTYPE_ALIASES = {
+    "float": "float32", "fp32": "float32", "half": "float16", "fp16": "float16", "bf16": "bfloat16",
+    "fp8_e4m3": "fp8",
+}  # fmt: skip
+"""Other names that users know."""
+QUANTIZATIONS = ("none", "gguf", "int8", "int4")
+_LATER_QUANTIZATIONS = ("awq", "gptq", "fp8", "bitsandbytes", "compressed-tensors")
+_LATER_KV_CACHE_DTYPES = ("fp8_e5m2",)
 KV_CACHE_DTYPES = ("auto", *DTYPE_BYTES)
 
 _MAX_THREADS = 1024
@@ -140,17 +147,23 @@ def _integer(low: int, high: int = _MAX_INTEGER) -> Callable[[str, object], int]
 def _one_of(choices: Collection[object], later: Collection[str] = ()) -> Callable[[str, object], Any]:
     def check(name: str, value: object) -> object:
         if isinstance(value, str) and value in later:
-            raise not_built(f"{name}={short_repr(value)}", f"use {_listing(choices)}")
+            raise not_built(f"{name}={short_repr(value)}", f"use {listing(choices)}")
         if isinstance(value, bool) or not isinstance(value, (str, int)) or value not in choices:
-            raise InvalidInput(f"{name}={short_repr(value)} is not supported; use {_listing(choices)}")
+            raise InvalidInput(f"{name}={short_repr(value)} is not supported; use {listing(choices)}")
         return value
 
     return check
 
 
-def _listing(choices: Collection[object]) -> str:
+def listing(choices: Collection[object]) -> str:
+    """a, b or c."""
     *most, last = (str(choice) for choice in choices)
     return f"{', '.join(most)} or {last}" if most else last
+
+
+def _dtype(choices: Collection[object], later: Collection[str] = ()) -> Callable[[str, object], Any]:
+    check = _one_of(choices, later)
+    return lambda name, value: check(name, DTYPE_ALIASES.get(value, value) if isinstance(value, str) else value)
 
 
 def _amount(name: str, value: object) -> int:
@@ -169,7 +182,8 @@ _CHECKS: dict[str, Callable[[str, object], Any]] = {
     "tokenizer": _optional(_path_or_name),
     "revision": _optional(_text),
     "load_format": _one_of(LOAD_FORMATS),
-    "dtype": _one_of(DTYPES),
+    "dtype": _dtype(DTYPES),
+    "quantization": _optional(_one_of(QUANTIZATIONS, _LATER_QUANTIZATIONS)),
     "max_model_len": _optional(_integer(2)),  # a prompt token and an output token
     "max_num_seqs": _integer(1),
     "max_num_batched_tokens": _optional(_integer(1)),
@@ -179,7 +193,7 @@ _CHECKS: dict[str, Callable[[str, object], Any]] = {
     "long_prefill_token_threshold": _integer(0),
     "scheduling_policy": _one_of(SCHEDULING_POLICIES),
     "fair_share": _flag,
-    "kv_cache_dtype": _one_of(KV_CACHE_DTYPES, _LATER_KV_CACHE_DTYPES),
+    "kv_cache_dtype": _dtype(KV_CACHE_DTYPES, _LATER_KV_CACHE_DTYPES),
     "num_kv_blocks": _optional(_integer(1, 2**31 - 1)),
     "kv_cache_memory": _optional(_amount),
     "kv_cache_memory_bytes": _optional(_amount),

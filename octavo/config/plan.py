@@ -4,7 +4,6 @@ Every decision is resolve()'s own, so plan and engine cannot differ in them. Wha
 engine measures: the memory that Python and the libraries will hold, and what loading takes at its peak.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from octavo.config.engine_args import EngineArgs
@@ -14,6 +13,15 @@ from octavo.config.memory import format_bytes
 from octavo.config.model import ModelConfig
 from octavo.config.platform_traits import PlatformTraits
 from octavo.config.resolve import MEMORY_SHARE, resolve
+from octavo.config.weights import (
+    ITEM_BYTES,
+    WeightChoice,
+    WeightSizes,
+    bytes_by_form,
+    choose_weights,
+    smaller_quantizations,
+    weight_choice,
+)
 from octavo.errors import InvalidInput
 from octavo.protocol.kv_cache_spec import KVCacheSpec
 
@@ -27,7 +35,6 @@ SIZES = ("num_kv_blocks", "kv_cache_memory", "kv_cache_memory_bytes")
 """Options that set the size of the KV cache."""
 SMALL_BATCH, FEW_SEQS = 256, 16
 """max_num_batched_tokens and max_num_seqs that advice goes down to: less costs more speed than it saves RAM."""
-WEIGHT_DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +43,7 @@ class Subject:
 
     model: ModelConfig
     load: LoadConfig
-    weight_bytes: Callable[[str], int]
-    """Bytes the weights take in a given dtype."""
-    loading_peak: Callable[[str], tuple[int, int]]
-    """For a dtype, bytes at the worst moment of loading: all that is seen to be held, and what must be there."""
+    weights: WeightSizes
     machine: MachineInfo
     platform: PlatformTraits
 
@@ -72,7 +76,9 @@ class Plan:
     problem: str
     """Why it does not fit; empty: it does."""
     weights: dict[str, int]
-    """dtype -> all weights."""
+    """dtype, and where they can be kept so gguf, int8 and int4 -> all weights."""
+    weight_forms: dict[str, int]
+    """The weights as they will be kept: form -> those that are kept in it."""
     kv_per_token: dict[str, int]
     """KV dtype -> one token in all layers."""
     loading: int
@@ -117,6 +123,7 @@ def make_plan(args: EngineArgs, subject: Subject, lengths: tuple[tuple[int, int]
     """
     subject = replace(subject, machine=with_libraries(subject.machine, subject.model))
     config, problem = _decide(args, subject)
+    choice = _choice(config, subject)
     goal = max((a + b for a, b in lengths), default=config.scheduler.max_model_len)
     longest = min(config.cache.num_tokens, config.scheduler.max_model_len)
     if not problem and lengths and longest < goal:
@@ -127,9 +134,10 @@ def make_plan(args: EngineArgs, subject: Subject, lengths: tuple[tuple[int, int]
     return Plan(
         config=config,
         problem=problem,
-        weights={dtype: subject.weight_bytes(dtype) for dtype in WEIGHT_DTYPES},
+        weights=_weight_sizes(choice.dtype, subject),
+        weight_forms=bytes_by_form(subject.weights, choice),
         kv_per_token=_kv_per_token(subject),
-        loading=subject.loading_peak(config.worker.dtype)[0],
+        loading=subject.weights.loading_peak(choice)[0],
         loads=[_count_requests(config, *length) for length in lengths or _usual_lengths(config)],
         advice=_advise(args, subject, goal, shorten=not lengths) if problem or longest < goal else [],
         least_memory=_least_memory(args, subject),
@@ -151,12 +159,22 @@ def with_libraries(machine: MachineInfo, model: ModelConfig) -> MachineInfo:
     )
 
 
+def with_core_process(machine: MachineInfo) -> MachineInfo:
+    """The machine as it will be once the engine core, in a process of its own, has imported everything, too."""
+    return replace(
+        machine,
+        memory_limit=max(0, machine.memory_limit - LIBRARIES_ANONYMOUS),
+        process_memory=machine.process_memory + LIBRARIES_ANONYMOUS,
+        process_anonymous=machine.process_anonymous + LIBRARIES_ANONYMOUS,
+    )
+
+
 def _resolve(args: EngineArgs, subject: Subject, machine: MachineInfo) -> EngineConfig:
     return resolve(
         args,
         model=subject.model,
         load=subject.load,
-        weight_bytes=subject.weight_bytes,
+        weights=subject.weights,
         machine=machine,
         platform=subject.platform,
     )
@@ -175,7 +193,7 @@ def _decide(args: EngineArgs, subject: Subject) -> tuple[EngineConfig, str]:
     except InvalidInput as error:
         memory = replace(unlimited.memory, limit=machine.memory_limit)
         return replace(unlimited, memory=memory, notes=()), str(error)
-    needed = subject.loading_peak(config.worker.dtype)[1]
+    needed = subject.weights.loading_peak(_choice(config, subject))[1]
     if needed > machine.memory_limit:
         return config, (
             f"loading the weights takes {format_bytes(needed)} at its peak, of {format_bytes(machine.memory_limit)} "
@@ -195,7 +213,20 @@ def _least_memory(args: EngineArgs, subject: Subject) -> int:
         change |= one
     smallest = replace(args, **{**change, **dict.fromkeys(SIZES), "num_kv_blocks": 1})  # type: ignore[arg-type]
     config = _resolve(smallest, subject, replace(subject.machine, memory_limit=UNLIMITED))
-    return max(int(config.memory.total / MEMORY_SHARE) + 1, subject.loading_peak(config.worker.dtype)[1])
+    return max(int(config.memory.total / MEMORY_SHARE) + 1, subject.weights.loading_peak(_choice(config, subject))[1])
+
+
+def _choice(config: EngineConfig, subject: Subject) -> WeightChoice:
+    return weight_choice(config.worker.dtype, config.worker.quantization, subject.platform)
+
+
+def _weight_sizes(dtype: str, subject: Subject) -> dict[str, int]:
+    """Bytes of all weights in each dtype, and in each quantization that they and the platform know."""
+    choices = {name: weight_choice(name, "none", subject.platform) for name in ITEM_BYTES}
+    for name in smaller_quantizations(subject.weights, dtype, UNLIMITED, subject.platform):
+        if name != "none":
+            choices[name] = weight_choice(dtype, name, subject.platform)
+    return {name: sum(bytes_by_form(subject.weights, choice).values()) for name, choice in choices.items()}
 
 
 def _kv_per_token(subject: Subject) -> dict[str, int]:
@@ -250,8 +281,12 @@ def _changes(args: EngineArgs, subject: Subject) -> list[dict[str, str | int | N
     dtype = subject.platform.auto_dtype[0] if args.dtype == "auto" else args.dtype
     kv_dtype = dtype if args.kv_cache_dtype == "auto" else args.kv_cache_dtype
     changes: list[dict[str, str | int | None]] = []
+    choice, _, _ = choose_weights(args, subject.model, subject.load.load_format, subject.weights, subject.platform)
+    size = sum(bytes_by_form(subject.weights, choice).values())
+    few_bits = smaller_quantizations(subject.weights, choice.dtype, size, subject.platform)
     if dtype == "float32" and (args.kv_cache_dtype != "auto" or "bfloat16" in subject.platform.kv_cache_dtypes):
         changes.append({"dtype": "bfloat16"})
+    changes.extend({"quantization": name} for name in few_bits if name != "none")
     if kv_dtype != "int8" and "int8" in subject.platform.kv_cache_dtypes:
         changes.append({"kv_cache_dtype": "int8"})
     if _is_sized(args):

@@ -1,7 +1,6 @@
 """resolve(): from what the user gave, the model and the machine to every decision. Pure: reads and changes nothing."""
 
 from bisect import bisect_right
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from octavo.config.engine_args import EngineArgs
@@ -19,6 +18,7 @@ from octavo.config.memory import format_bytes, parse_bytes
 from octavo.config.model import ModelConfig
 from octavo.config.options import check_unchunked_budget, make_engine_args
 from octavo.config.platform_traits import PlatformTraits, WorkspaceTraits
+from octavo.config.weights import WeightSizes, bytes_by_form, choose_weights, matrix_forms, weights_note
 from octavo.errors import InvalidInput
 from octavo.protocol.kv_cache_spec import KVCacheSpec
 
@@ -36,7 +36,7 @@ def resolve(
     *,
     model: ModelConfig,
     load: LoadConfig,
-    weight_bytes: Callable[[str], int],
+    weights: WeightSizes,
     machine: MachineInfo,
     platform: PlatformTraits,
 ) -> EngineConfig:
@@ -44,13 +44,14 @@ def resolve(
 
     Args:
         args: checked by `make_engine_args`.
-        weight_bytes: bytes the weights take in a given dtype.
+        weights: what they take, in each of the ways they can be kept.
         platform: the one that will compute.
 
     Raises:
         InvalidInput: an option does not go with the model, or the sum does not fit the machine's memory.
     """
-    dtype, dtype_reason = platform.auto_dtype if args.dtype == "auto" else (args.dtype, "as asked")
+    choice, dtype_reason, quantization_reason = choose_weights(args, model, load.load_format, weights, platform)
+    dtype, sizes = choice.dtype, bytes_by_form(weights, choice)
     kv_cache_dtype = dtype if args.kv_cache_dtype == "auto" else args.kv_cache_dtype
     if kv_cache_dtype not in platform.kv_cache_dtypes:
         raise InvalidInput(
@@ -59,7 +60,7 @@ def resolve(
         )
     scheduler = _scheduler_config(args, model)
     num_threads = machine.num_cores if args.num_threads is None else args.num_threads
-    demand = _Demand.of(args, model, scheduler, kv_cache_dtype, weight_bytes(dtype), platform.workspace)
+    demand = _Demand.of(args, model, scheduler, kv_cache_dtype, sum(sizes.values()), platform.workspace)
     num_blocks, how = _size_pool(args, demand, machine)
     cache = CacheConfig(
         num_blocks=num_blocks, block_size=args.block_size, enable_prefix_caching=args.enable_prefix_caching
@@ -67,6 +68,7 @@ def resolve(
     memory = demand.plan(num_blocks, machine)
     notes = (
         f"dtype {dtype} ({dtype_reason})" + (f", KV cache {kv_cache_dtype}" if kv_cache_dtype != dtype else ""),
+        *([weights_note(sizes, choice, quantization_reason)] if quantization_reason else []),
         _threads_note(num_threads, args, machine),
         f"memory: {_sum(memory)}",
         _pool_note(cache, how, scheduler),
@@ -78,7 +80,14 @@ def resolve(
         parallel=ParallelConfig(),
         load=load,
         worker=WorkerConfig(
-            platform=platform.name, dtype=dtype, kv_cache_dtype=kv_cache_dtype, num_threads=num_threads
+            platform=platform.name,
+            dtype=dtype,
+            dtype_reason=dtype_reason,
+            quantization=choice.quantization,
+            quantization_reason=quantization_reason,
+            weight_forms=matrix_forms(weights, choice),
+            kv_cache_dtype=kv_cache_dtype,
+            num_threads=num_threads,
         ),
         memory=memory,
         seed=args.seed,

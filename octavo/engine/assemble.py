@@ -10,7 +10,9 @@ import msgspec
 from octavo.config.engine_args import EngineArgs
 from octavo.config.engine_config import EngineConfig, LoadConfig
 from octavo.config.machine import detect
+from octavo.config.plan import with_core_process
 from octavo.config.resolve import resolve
+from octavo.config.weights import report_kernels
 from octavo.engine.core import EngineCore
 from octavo.engine.input_processor import InputProcessor
 from octavo.engine.output_processor import OutputProcessor
@@ -18,6 +20,7 @@ from octavo.loader.checkpoint import open_checkpoint
 from octavo.loader.pull import find_model
 from octavo.logging import configure_logging, get_logger
 from octavo.ops.registry import get_platform
+from octavo.quantization.forms import CheckpointSizes
 from octavo.scheduler.scheduler import Scheduler
 from octavo.tokenization.token_length import TokenLengthBound
 from octavo.tokenization.tokenizer import Tokenizer, load_tokenizer
@@ -40,8 +43,11 @@ class FrontEnd:
         return min(self.tokenizer.vocab_size, self.config.model.vocab_size)
 
 
-def make_front_end(args: EngineArgs) -> FrontEnd:
+def make_front_end(args: EngineArgs, *, is_core_elsewhere: bool = False) -> FrontEnd:
     """Find the model, plan the memory and print the plan; no weights are read.
+
+    Args:
+        is_core_elsewhere: the core will have a process of its own, with the libraries in memory once more.
 
     Raises:
         InvalidInput: an option is refused, the model cannot be had or does not fit.
@@ -51,17 +57,18 @@ def make_front_end(args: EngineArgs) -> FrontEnd:
     checkpoint = open_checkpoint(path, args.load_format)
     tokenizer = load_tokenizer(find_model(args.tokenizer) if args.tokenizer else path)
     platform = get_platform(args.platform)
+    machine = detect()
     config = resolve(
         args,
         model=checkpoint.config,
         load=LoadConfig(path=path, load_format=checkpoint.load_format, seed=args.seed),
-        weight_bytes=checkpoint.weight_bytes,
-        machine=detect(),
+        weights=CheckpointSizes(checkpoint),
+        machine=with_core_process(machine) if is_core_elsewhere else machine,
         platform=platform.traits(checkpoint.config.dtype),
     )
     for note in config.notes:
         logger.info("%s", note)
-    logger.info("kernels: %s", _list_kernels(platform.kernel_report()))
+    logger.info("kernels: %s", _list_kernels(report_kernels(platform.kernel_report(), config.worker)))
     if tokenizer.chat_template is None:
         logger.warning("%s has no chat template: it can complete texts but not chat", args.model)
     front_end = FrontEnd(config, tokenizer, _input_processor(config, tokenizer), OutputProcessor(tokenizer))

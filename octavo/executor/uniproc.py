@@ -31,7 +31,7 @@ class UniProcExecutor(Executor):
         self.worker.reset()
 
     def kernel_report(self) -> dict[str, str]:
-        return self.worker.platform.kernel_report()
+        return self.worker.kernel_report()
 
     def shutdown(self) -> None:
         del self.worker

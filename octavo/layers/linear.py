@@ -5,14 +5,18 @@ case of size 1. A column-parallel output stays split; the row-parallel layer tha
 """
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from octavo.layers.context import LayerContext
-from octavo.loader.weights import WeightSlot
-from octavo.ops.interface import PackedWeight
+from octavo.loader.weights import LoadedTensor, WeightSlot
+from octavo.ops.interface import PackedWeight, QuantizedMatrix
+from octavo.quantization.groups import quantize
+from octavo.quantization.parts import take_columns, take_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,53 +34,77 @@ class _Part:
 
 
 class _LinearBase:
-    """Weight [N, K] and optional bias [N] of this process's shard, packed by `finish`."""
+    """Weight [N, K] and optional bias [N] of this process's shard, packed by `finish`.
 
-    def __init__(self, ctx: LayerContext, rows: int, columns: int, bias: bool) -> None:
+    The weight is a stack of parts, each a checkpoint tensor's; those in few bits are kept as they come, the others lie
+    in one float buffer.
+    """
+
+    def __init__(self, ctx: LayerContext, part_rows: Sequence[int], columns: int, bias: bool) -> None:
         self.ctx = ctx
         self._platform = ctx.platform
+        self._part_rows = tuple(part_rows)
+        rows = sum(part_rows)
         # Memory that is allocated but not written costs nothing, so a layer may be built before its weights are known.
         self._weight: Tensor | None = torch.empty(rows, columns, dtype=ctx.dtype)
         self._bias: Tensor | None = torch.empty(rows, dtype=ctx.activation_dtype) if bias else None
+        self._few_bits: dict[int, QuantizedMatrix] = {}
         self._packed: PackedWeight = None
 
     def finish(self) -> None:
         """Pack the loaded weight for the platform; the raw one is given up."""
         assert self._weight is not None, "finish() is called once"
-        self._packed = self._platform.pack_linear(self._weight, self._bias)
+        if self._few_bits:
+            self._packed = self._platform.pack_quantized(self._parts_in_few_bits(self._weight), self._bias)
+        else:
+            self._packed = self._platform.pack_linear(self._weight, self._bias)
         self._weight = self._bias = None
+        self._few_bits.clear()
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._platform.linear(x, self._packed)
+
+    def _float_part(self, index: int) -> Tensor:
+        """Where a part in floats goes."""
+        assert self._weight is not None, "weights are loaded before finish()"
+        return self._weight.split(self._part_rows)[index]
+
+    def _parts_in_few_bits(self, weight: Tensor) -> list[QuantizedMatrix]:
+        """A part in floats beside others in few bits gets 8 bits: less is lost than the others have lost already, and
+        as floats all of them would take and read several times as much."""
+        parts = zip(weight.split(self._part_rows), range(len(self._part_rows)), strict=True)
+        with ThreadPoolExecutor(1) as pool:
+            return [self._few_bits.get(index) or quantize(floats, 8, pool) for floats, index in parts]
 
 
 class _FusedColumns(_LinearBase):
     """Several checkpoint tensors [N_i, K] stacked into one weight, each split by rows."""
 
     def __init__(self, ctx: LayerContext, in_features: int, parts: Sequence[_Part], bias: bool) -> None:
-        super().__init__(ctx, sum(part.rows for part in parts), in_features, bias)
+        super().__init__(ctx, [part.rows for part in parts], in_features, bias)
         self._in_features = in_features
         self._parts = tuple(parts)
 
     def slots(self, prefix: str) -> dict[str, WeightSlot]:
         slots = {}
-        offset = 0
-        for part in self._parts:
+        for index, part in enumerate(self._parts):
             name = f"{prefix}.{part.name}" if part.name else prefix
-            assert self._weight is not None, "slots() comes before finish()"
-            weight = self._weight[offset : offset + part.rows]
-            slots[f"{name}.weight"] = _slot((part.full_rows, self._in_features), weight, part)
+            load = partial(self._load_weight, index, part)
+            slots[f"{name}.weight"] = WeightSlot((part.full_rows, self._in_features), load)
             if self._bias is not None:
-                slots[f"{name}.bias"] = _slot((part.full_rows,), self._bias[offset : offset + part.rows], part)
-            offset += part.rows
+                slots[f"{name}.bias"] = WeightSlot((part.full_rows,), partial(self._load_bias, index, part))
         return slots
 
+    def _load_weight(self, index: int, part: _Part, tensor: LoadedTensor) -> None:
+        if isinstance(tensor, QuantizedMatrix):
+            self._few_bits[index] = take_rows(tensor, part.first_row, part.rows)
+        else:
+            self._float_part(index).copy_(tensor[part.first_row : part.first_row + part.rows])
 
-def _slot(shape: tuple[int, ...], target: Tensor, part: _Part) -> WeightSlot:
-    def load(tensor: Tensor) -> None:
-        target.copy_(tensor[part.first_row : part.first_row + part.rows])
-
-    return WeightSlot(shape, load)
+    def _load_bias(self, index: int, part: _Part, tensor: LoadedTensor) -> None:
+        assert isinstance(tensor, Tensor)
+        assert self._bias is not None, "slots() comes before finish()"
+        self._bias.split(self._part_rows)[index].copy_(tensor[part.first_row : part.first_row + part.rows])
 
 
 class ColumnParallelLinear(_FusedColumns):
@@ -144,10 +172,10 @@ class RowParallelLinear(_LinearBase):
     def __init__(self, ctx: LayerContext, in_features: int, out_features: int, bias: bool = False) -> None:
         columns = ctx.split(in_features, "input size of a row-parallel layer")
         # The bias may enter the sum once.
-        super().__init__(ctx, out_features, columns, bias and ctx.rank == 0)
+        super().__init__(ctx, [out_features], columns, bias and ctx.rank == 0)
         self._shape = (out_features, in_features)
         self._has_bias = bias
-        self._columns = slice(ctx.rank * columns, (ctx.rank + 1) * columns)
+        self._first_column, self._columns = ctx.rank * columns, columns
 
     def slots(self, prefix: str) -> dict[str, WeightSlot]:
         slots = {f"{prefix}.weight": WeightSlot(self._shape, self._load_weight)}
@@ -155,11 +183,14 @@ class RowParallelLinear(_LinearBase):
             slots[f"{prefix}.bias"] = WeightSlot(self._shape[:1], self._load_bias)
         return slots
 
-    def _load_weight(self, tensor: Tensor) -> None:
-        assert self._weight is not None
-        self._weight.copy_(tensor[:, self._columns])
+    def _load_weight(self, tensor: LoadedTensor) -> None:
+        if isinstance(tensor, QuantizedMatrix):
+            self._few_bits[0] = take_columns(tensor, self._first_column, self._columns)
+        else:
+            self._float_part(0).copy_(tensor[:, self._first_column : self._first_column + self._columns])
 
-    def _load_bias(self, tensor: Tensor) -> None:
+    def _load_bias(self, tensor: LoadedTensor) -> None:
+        assert isinstance(tensor, Tensor)
         if self._bias is not None:
             self._bias.copy_(tensor)
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from octavo.layers.context import LayerContext
-from octavo.loader.weights import WeightSlot
+from octavo.loader.weights import LoadedTensor, WeightSlot
 
 
 class RMSNorm:
@@ -18,7 +18,8 @@ class RMSNorm:
     def slots(self, prefix: str) -> dict[str, WeightSlot]:
         return {f"{prefix}.weight": WeightSlot(tuple(self._weight.shape), self._load)}
 
-    def _load(self, tensor: Tensor) -> None:
+    def _load(self, tensor: LoadedTensor) -> None:
+        assert isinstance(tensor, Tensor), "only matrices come in few bits"
         self._weight.copy_(tensor)
 
     def finish(self) -> None:

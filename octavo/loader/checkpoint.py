@@ -14,18 +14,19 @@ from octavo.config.model import ModelConfig
 from octavo.errors import InvalidInput, short_repr
 from octavo.files import exists, open_regular, unreadable
 from octavo.gguf_file import MAGIC, GGUFFile
-from octavo.loader.dummy import count_parameters, iterate_parameter_shapes, random_tensors
+from octavo.loader.dummy import count_parameters, iterate_parameter_shapes, random_sources
 from octavo.loader.gguf import GGUFWeights
 from octavo.loader.gguf_config import read_gguf_config
 from octavo.loader.hf_config import CONFIG_FILE, read_hf_config
-from octavo.loader.reading import LoadingPeak, ReadStep, loading_peak
+from octavo.loader.reading import ReadStep
 from octavo.loader.safetensors import SafetensorsFiles
+from octavo.loader.tensor_source import TensorHeader, TensorSource
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
-ITEM_SIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
+FLOAT32_BYTES = 4
 
 
 class Checkpoint(ABC):
@@ -36,27 +37,27 @@ class Checkpoint(ABC):
     """"safetensors", "gguf" or "dummy"."""
 
     @abstractmethod
-    def tensors(self) -> "Iterator[tuple[str, Tensor]]":
-        """(Hugging Face name, tensor) one at a time, in the stored float dtype (quantised GGUF tensors: float32).
+    def sources(self, num_threads: int = 1) -> Iterator[TensorSource]:
+        """The tensors one at a time, each to be read before the next is asked for, with so many threads.
 
-        A tensor may be a view of the mapped file: copy from it, never write to it. Can be called again."""
+        Read, they have the stored float dtype (quantised GGUF tensors: float32) and may be views of the mapped file:
+        copy from them, never write to them. Can be called again."""
+
+    @abstractmethod
+    def headers(self) -> list[TensorHeader]:
+        """What is known of the tensors unread, in the order of `sources`."""
+
+    def tensors(self) -> "Iterator[tuple[str, Tensor]]":
+        """(Hugging Face name, tensor) one at a time, read."""
+        return ((source.name, source.read()) for source in self.sources())
 
     @abstractmethod
     def num_weights(self) -> int:
         """Elements of all tensors, from the headers."""
 
-    def weight_bytes(self, dtype: str) -> int:
-        """Bytes of all tensors when kept as `dtype` (float32, bfloat16 or float16)."""
-        return self.num_weights() * ITEM_SIZES[dtype]
-
     @abstractmethod
     def read_steps(self) -> list[ReadStep]:
-        """What reading takes, tensor by tensor in the order of `tensors`, from the headers."""
-
-    def loading_peak(self, dtype: str) -> LoadingPeak:
-        """RAM at the worst moment of loading it as `dtype`."""
-        steps = self.read_steps()
-        return loading_peak(steps, ITEM_SIZES[dtype], max((step.elements for step in steps), default=0))
+        """What reading floats takes, tensor by tensor in the order of `sources`, from the headers."""
 
 
 class SafetensorsCheckpoint(Checkpoint):
@@ -71,8 +72,11 @@ class SafetensorsCheckpoint(Checkpoint):
         self.config = replace(config, dtype=self._files.stored_dtype())
         check_tensors(self.config, {name: info.shape for name, info in self._files.infos.items()}, folder)
 
-    def tensors(self) -> "Iterator[tuple[str, Tensor]]":
-        return self._files.tensors()
+    def sources(self, num_threads: int = 1) -> Iterator[TensorSource]:
+        return self._files.sources()
+
+    def headers(self) -> list[TensorHeader]:
+        return self._files.headers()
 
     def num_weights(self) -> int:
         return sum(info.num_elements for info in self._files.infos.values())
@@ -90,10 +94,13 @@ class GGUFCheckpoint(Checkpoint):
         file = GGUFFile(path)
         self.config = read_gguf_config(file)
         self._weights = GGUFWeights(file, self.config)
-        check_tensors(self.config, self._weights.shapes(), path)
+        check_tensors(self.config, {header.name: header.shape for header in self._weights.headers()}, path)
 
-    def tensors(self) -> "Iterator[tuple[str, Tensor]]":
-        return self._weights.tensors()
+    def sources(self, num_threads: int = 1) -> Iterator[TensorSource]:
+        return self._weights.sources(num_threads)
+
+    def headers(self) -> list[TensorHeader]:
+        return self._weights.headers()
 
     def num_weights(self) -> int:
         return self._weights.num_weights()
@@ -111,15 +118,19 @@ class DummyCheckpoint(Checkpoint):
         self.config = read_gguf_config(GGUFFile(path)) if path.is_file() else read_hf_config(path)
         self._seed = seed
 
-    def tensors(self) -> "Iterator[tuple[str, Tensor]]":
-        return random_tensors(iterate_parameter_shapes(self.config), self._seed)
+    def sources(self, num_threads: int = 1) -> Iterator[TensorSource]:
+        return random_sources(iterate_parameter_shapes(self.config), self._seed)
+
+    def headers(self) -> list[TensorHeader]:
+        shapes = iterate_parameter_shapes(self.config)
+        return [TensorHeader(name, shape, "float32", math.prod(shape) * FLOAT32_BYTES) for name, shape in shapes]
 
     def num_weights(self) -> int:
         return count_parameters(self.config)[1]
 
     def read_steps(self) -> list[ReadStep]:
         sizes = (math.prod(shape) for _, shape in iterate_parameter_shapes(self.config))
-        return [ReadStep(size, size * ITEM_SIZES["float32"], 0) for size in sizes]
+        return [ReadStep(size, size * FLOAT32_BYTES, 0) for size in sizes]
 
 
 def check_tensors(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]], source: Path) -> None:

@@ -23,14 +23,19 @@ def dequantize(raw: np.ndarray, kind: Type, pool: Executor) -> np.ndarray:
     block_elements, block_bytes = GGML_QUANT_SIZES[kind]
     blocks = raw.reshape(-1, block_bytes)
     out = np.empty((len(blocks), block_elements), np.float32)
-    step = PIECE_ELEMENTS // block_elements
-    pieces = [slice(start, start + step) for start in range(0, len(blocks), step)]
-    for _ in pool.map(lambda piece: DEQUANTIZERS[kind](blocks[piece], out[piece]), pieces):
-        pass  # a failed piece raises here
+    in_pieces(len(blocks), block_elements, pool, lambda piece: DEQUANTIZERS[kind](blocks[piece], out[piece]))
     return out.reshape(-1)
 
 
-def _halves(part: np.ndarray) -> np.ndarray:
+def in_pieces(count: int, elements: int, pool: Executor, work: Callable[[slice], None]) -> None:
+    """Call `work` for pieces of `count` items of `elements` numbers each, on the pool's threads."""
+    step = max(1, PIECE_ELEMENTS // elements)
+    pieces = [slice(start, min(start + step, count)) for start in range(0, count, step)]
+    for _ in pool.map(work, pieces):
+        pass  # a failed piece raises here
+
+
+def halves(part: np.ndarray) -> np.ndarray:
     """uint8 [n, 2 k] holding float16 -> float32 [n, k]."""
     return np.ascontiguousarray(part).view(np.float16).astype(np.float32)
 
@@ -38,25 +43,25 @@ def _halves(part: np.ndarray) -> np.ndarray:
 def _q8_0(blocks: np.ndarray, out: np.ndarray) -> None:
     """scale, 32 x int8."""
     out[...] = blocks[:, 2:].view(np.int8)
-    out *= _halves(blocks[:, :2])
+    out *= halves(blocks[:, :2])
 
 
 def _q4_0(blocks: np.ndarray, out: np.ndarray) -> None:
     """scale, 32 x 4 bits around 8; element i and i + 16 share a byte."""
     out[:, :16], out[:, 16:] = blocks[:, 2:] & 15, blocks[:, 2:] >> 4
     out -= 8
-    out *= _halves(blocks[:, :2])
+    out *= halves(blocks[:, :2])
 
 
 def _q4_1(blocks: np.ndarray, out: np.ndarray) -> None:
     """scale, minimum, 32 x 4 bits."""
-    scales = _halves(blocks[:, :4])
+    scales = halves(blocks[:, :4])
     out[:, :16], out[:, 16:] = blocks[:, 4:] & 15, blocks[:, 4:] >> 4
     out *= scales[:, :1]
     out += scales[:, 1:]
 
 
-def _five_bits(high: np.ndarray, low: np.ndarray) -> np.ndarray:
+def five_bits(high: np.ndarray, low: np.ndarray) -> np.ndarray:
     """high: [n, 4] one bit an element; low: [n, 16] as in Q4_0 -> uint8 [n, 32] in 0..31."""
     values = np.unpackbits(np.ascontiguousarray(high), bitorder="little").reshape(-1, 32)
     values <<= 4
@@ -67,28 +72,35 @@ def _five_bits(high: np.ndarray, low: np.ndarray) -> np.ndarray:
 
 def _q5_0(blocks: np.ndarray, out: np.ndarray) -> None:
     """scale, 32 high bits, 32 x 4 bits; around 16."""
-    out[...] = _five_bits(blocks[:, 2:6], blocks[:, 6:])
+    out[...] = five_bits(blocks[:, 2:6], blocks[:, 6:])
     out -= 16
-    out *= _halves(blocks[:, :2])
+    out *= halves(blocks[:, :2])
 
 
 def _q5_1(blocks: np.ndarray, out: np.ndarray) -> None:
     """scale, minimum, 32 high bits, 32 x 4 bits."""
-    scales = _halves(blocks[:, :4])
-    out[...] = _five_bits(blocks[:, 4:8], blocks[:, 8:])
+    scales = halves(blocks[:, :4])
+    out[...] = five_bits(blocks[:, 4:8], blocks[:, 8:])
     out *= scales[:, :1]
     out += scales[:, 1:]
 
 
-def _scale_groups(blocks: np.ndarray, groups: np.ndarray) -> None:
-    """groups: [n, 8, 32] quants, in place -> values. Eight 6-bit scales and minima lie in 12 bytes: 4 x the low six
-    bits of scales 0-3 (and two bits of scale 4-7), the same of minima, then the low four bits of both for 4-7."""
+def group_scales(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of Q4_K and Q5_K blocks: float32 [n, 8] of scales and of what is taken off. Eight 6-bit scales and minima lie in
+    12 bytes: 4 x the low six bits of scales 0-3 (and two bits of scale 4-7), the same of minima, then the low four bits
+    of both for 4-7."""
     first, second, last = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     scales = np.concatenate([first & 63, (last & 15) | (first >> 6 << 4)], axis=1).astype(np.float32)
     minima = np.concatenate([second & 63, (last >> 4) | (second >> 6 << 4)], axis=1).astype(np.float32)
-    factors = _halves(blocks[:, :4])
-    groups *= (scales * factors[:, :1])[:, :, None]
-    groups -= (minima * factors[:, 1:])[:, :, None]
+    factors = halves(blocks[:, :4])
+    return scales * factors[:, :1], minima * factors[:, 1:]
+
+
+def _scale_groups(blocks: np.ndarray, groups: np.ndarray) -> None:
+    """groups: [n, 8, 32] quants, in place -> values."""
+    scales, minima = group_scales(blocks)
+    groups *= scales[:, :, None]
+    groups -= minima[:, :, None]
 
 
 def _q4_k(blocks: np.ndarray, out: np.ndarray) -> None:
@@ -118,7 +130,7 @@ def _q6_k(blocks: np.ndarray, out: np.ndarray) -> None:
         values[:, :, 32 * group : 32 * group + 32] |= (high >> (2 * group) & 3) << 4
     out[...] = values.reshape(-1, 256)
     out -= 32
-    scales = blocks[:, 192:208].view(np.int8).astype(np.float32) * _halves(blocks[:, 208:])
+    scales = blocks[:, 192:208].view(np.int8).astype(np.float32) * halves(blocks[:, 208:])
     groups = out.reshape(-1, 16, 16)
     groups *= scales[:, :, None]
 

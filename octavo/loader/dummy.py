@@ -3,9 +3,11 @@
 import hashlib
 import math
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from octavo.config.model import ModelConfig
+from octavo.loader.tensor_source import TensorSource
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,18 +38,22 @@ def count_parameters(config: ModelConfig) -> tuple[int, int]:
     return tensors, elements
 
 
-def random_tensors(shapes: Iterable[tuple[str, tuple[int, ...]]], seed: int) -> "Iterator[tuple[str, Tensor]]":
-    """(name, float32 tensor) for each (name, shape), one at a time.
+def random_sources(shapes: Iterable[tuple[str, tuple[int, ...]]], seed: int) -> Iterator[TensorSource]:
+    """One for each (name, shape): `random_tensor`."""
+    for name, shape in shapes:
+        yield TensorSource(name, partial(random_tensor, name, shape, seed))
 
-    A tensor depends on the seed, its name and its shape only.
+
+def random_tensor(name: str, shape: tuple[int, ...], seed: int) -> "Tensor":
+    """A float32 tensor that depends on the seed, its name and its shape only.
+
     Norm weights are drawn around 1, all others around 0, with a standard deviation of 0.02.
     """
     import torch  # the shapes are of use without it
 
-    for name, shape in shapes:
-        generator = torch.Generator().manual_seed(_tensor_seed(seed, name))
-        mean = 1.0 if name.endswith("norm.weight") else 0.0
-        yield name, torch.empty(shape, dtype=torch.float32).normal_(mean, STANDARD_DEVIATION, generator=generator)
+    generator = torch.Generator().manual_seed(_tensor_seed(seed, name))
+    mean = 1.0 if name.endswith("norm.weight") else 0.0
+    return torch.empty(shape, dtype=torch.float32).normal_(mean, STANDARD_DEVIATION, generator=generator)
 
 
 def _outer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:

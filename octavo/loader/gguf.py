@@ -1,10 +1,11 @@
-"""Weights of a GGUF file: tensors dequantised and renamed to what the models ask for.
+"""Weights of a GGUF file: tensors dequantised, or in their blocks, and renamed to what the models ask for.
 
 Their shapes and sizes are had without torch; reading them brings it.
 """
 
 from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gguf.constants import GGMLQuantizationType as Type
@@ -15,6 +16,7 @@ from octavo.gguf_file import GGUFFile, GGUFTensor
 from octavo.loader.dequantize import DEQUANTIZERS, dequantize
 from octavo.loader.gguf_config import ROPE_FREQS, gguf_architecture
 from octavo.loader.reading import ReadStep
+from octavo.loader.tensor_source import BlockRows, TensorHeader, TensorSource
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,32 +66,46 @@ class GGUFWeights:
                     "get the model in another quantisation",
                 )
 
-    def tensors(self) -> "Iterator[tuple[str, Tensor]]":
-        """(Hugging Face name, tensor) one at a time. Tensors that are not known keep their name in the file."""
-        import torch
-
-        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+    def sources(self, num_threads: int) -> Iterator[TensorSource]:
+        """One a tensor, by its Hugging Face name. Tensors that are not known keep their name in the file."""
+        with ThreadPoolExecutor(num_threads) as pool:
             for tensor in self._tensors:
-                yield hf_name(tensor.name), self._read(tensor, pool)
+                read = partial(self._read, tensor, pool)
+                yield TensorSource(hf_name(tensor.name), read, self._block_rows(tensor))
+                self._file.release(tensor)
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Hugging Face name -> shape of every tensor."""
-        return {hf_name(tensor.name): tensor.shape for tensor in self._tensors}
+    def headers(self) -> list[TensorHeader]:
+        """One a tensor, in the order of `sources`."""
+        return [TensorHeader(hf_name(t.name), t.shape, _stored(t), t.num_bytes) for t in self._tensors]
 
     def num_weights(self) -> int:
         """Elements of all tensors."""
         return sum(tensor.num_elements for tensor in self._tensors)
 
     def read_steps(self) -> list[ReadStep]:
-        """One a tensor, in the order of `tensors`: a copy in its own float dtype or in float32, two while the rows are
-        brought into order. The file stays mapped."""
-        steps, mapped = [], 0
+        """One a tensor, in the order of `sources`: a copy in its own float dtype or in float32, two while the rows are
+        brought into order. Of the file only this tensor is held."""
+        steps = []
         for tensor in self._tensors:
-            mapped += tensor.num_bytes
             copies = 2 if _layer_part(tensor.name) in self._heads_of else 1
             size = tensor.num_bytes if tensor.type in STORED_FLOATS else 4 * tensor.num_elements
-            steps.append(ReadStep(tensor.num_elements, copies * size, mapped))
+            steps.append(ReadStep(tensor.num_elements, copies * size, tensor.num_bytes))
         return steps
+
+    def _block_rows(self, tensor: GGUFTensor) -> BlockRows | None:
+        """The blocks of a quantised matrix."""
+        if tensor.type in STORED_FLOATS or len(tensor.shape) != 2:
+            return None
+        assert isinstance(tensor.type, Type)  # others were refused
+        return BlockRows(self._file.raw(tensor), tensor.type, (tensor.shape[0], tensor.shape[1]), self._heads(tensor))
+
+    def _heads(self, tensor: GGUFTensor) -> int | None:
+        """Heads whose rows are to be brought into order; None: they are in order."""
+        num_heads = self._heads_of.get(_layer_part(tensor.name))
+        # the model's own tensors have been checked; another of that name may have rows that are no heads
+        if num_heads is None or not tensor.shape or tensor.shape[0] % (2 * num_heads):
+            return None
+        return num_heads
 
     def _read(self, tensor: GGUFTensor, pool: Executor) -> "Tensor":
         import torch
@@ -101,11 +117,14 @@ class GGUFWeights:
         else:
             values = torch.from_numpy(dequantize(raw, kind, pool))
         values = values.view(tensor.shape)
-        num_heads = self._heads_of.get(_layer_part(tensor.name))
-        # the model's own tensors have been checked; another of that name may have rows that are no heads
-        if num_heads is None or not values.ndim or values.shape[0] % (2 * num_heads):
-            return values
-        return to_half_rotation(values, num_heads)
+        num_heads = self._heads(tensor)
+        return values if num_heads is None else to_half_rotation(values, num_heads)
+
+
+def _stored(tensor: GGUFTensor) -> str:
+    """What a header says of its type."""
+    name = STORED_FLOATS.get(tensor.type) if isinstance(tensor.type, Type) else None
+    return name or tensor.type_name
 
 
 def hf_name(name: str) -> str:

@@ -1,6 +1,6 @@
 """How much RAM reading a checkpoint takes at its peak, from the headers. Pure arithmetic."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import NamedTuple
 
 
@@ -12,7 +12,7 @@ class ReadStep(NamedTuple):
     in_hand: int
     """Bytes beside the file and the model while it is copied, such as the dequantised form."""
     mapped: int
-    """Bytes of the file that are mapped and were read by then."""
+    """Bytes of the file that are mapped and were read by then; none are when all steps are done."""
 
 
 class LoadingPeak(NamedTuple):
@@ -24,17 +24,17 @@ class LoadingPeak(NamedTuple):
     """Without them: what must be there."""
 
 
-def loading_peak(steps: Iterable[ReadStep], item_size: int, packed_elements: int) -> LoadingPeak:
-    """The peak when each step's elements are kept with `item_size` bytes.
+def loading_peak(steps: Sequence[ReadStep], kept: Sequence[int], packed: Sequence[int]) -> LoadingPeak:
+    """The peak when each step's tensor is kept in so many bytes.
 
     Args:
-        packed_elements: of the largest matrix: when all is read, the platform packs one after the other.
+        kept: of each step, in the model until all is read.
+        packed: of each step, when the platform has packed it: one after the other, while the unpacked form is there.
     """
-    kept = resident = needed = mapped = 0
-    for step in steps:
-        kept += step.elements * item_size
-        mapped = step.mapped
-        needed = max(needed, kept + step.in_hand)
-        resident = max(resident, kept + step.in_hand + mapped)
-    packing = packed_elements * item_size
-    return LoadingPeak(max(resident, kept + packing + mapped), max(needed, kept + packing))
+    held = resident = needed = 0
+    for step, size in zip(steps, kept, strict=True):
+        held += size
+        needed = max(needed, held + step.in_hand)
+        resident = max(resident, held + step.in_hand + step.mapped)
+    packing = max(held, sum(packed)) + max(packed, default=0)
+    return LoadingPeak(max(resident, packing), max(needed, packing))

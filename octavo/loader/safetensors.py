@@ -11,8 +11,9 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
@@ -20,9 +21,7 @@ from octavo.errors import InvalidInput, not_built, printable, short_repr
 from octavo.files import exists, open_regular, unreadable
 from octavo.loader.fields import read_json_object
 from octavo.loader.reading import ReadStep
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from octavo.loader.tensor_source import TensorHeader, TensorSource
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -46,6 +45,10 @@ class TensorInfo:
     @property
     def num_elements(self) -> int:
         return math.prod(self.shape)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_elements * ITEM_SIZES[self.dtype]
 
 
 class SafetensorsFiles:
@@ -77,12 +80,20 @@ class SafetensorsFiles:
             sizes[info.dtype] += info.num_elements
         return DTYPES.get(sizes.most_common(1)[0][0], "float32") if sizes else "float32"
 
-    def tensors(self) -> "Iterator[tuple[str, Tensor]]":
-        """(name, tensor) in the stored dtype, one at a time: views of the mapped file, not to be written."""
+    def sources(self) -> Iterator[TensorSource]:
+        """One a tensor, in the stored dtype: views of the mapped file, not to be written."""
         for path, infos in self._placed.items():
             with _open(path) as shard:
                 for name in infos:
-                    yield name, shard.get_tensor(name)
+                    yield TensorSource(name, partial(shard.get_tensor, name))
+
+    def headers(self) -> list[TensorHeader]:
+        """One a tensor, in the order of `sources`."""
+        return [
+            TensorHeader(name, info.shape, DTYPES.get(info.dtype, "float32"), info.num_bytes)
+            for infos in self._placed.values()
+            for name, info in infos.items()
+        ]
 
     def read_steps(self) -> list[ReadStep]:
         """One a tensor, in the order of `tensors`: a view of its shard, which is mapped until the next one's turn."""
@@ -90,7 +101,7 @@ class SafetensorsFiles:
         for infos in self._placed.values():
             mapped = 0
             for info in infos.values():
-                mapped += info.num_elements * ITEM_SIZES[info.dtype]
+                mapped += info.num_bytes
                 steps.append(ReadStep(info.num_elements, 0, mapped))
         return steps
 
@@ -185,7 +196,7 @@ def _check_entry(path: Path, name: str, info: TensorInfo, place: tuple[int, int]
             f"{path}: {printable(name)} is {printable(info.dtype)}; reading other than {', '.join(ITEM_SIZES)}",
             "use the unquantised checkpoint or a GGUF file",
         )
-    if info.num_elements * ITEM_SIZES[info.dtype] != place[1] - place[0]:
+    if info.num_bytes != place[1] - place[0]:
         raise InvalidInput(
             f"{path} is not readable: its header gives {printable(name)} the shape {short_repr(info.shape)} in "
             f"{info.dtype} but the bytes {short_repr(place[0])} to {short_repr(place[1])}, which do not fit; "

@@ -7,8 +7,11 @@ from torch import Tensor
 
 from octavo.errors import InvalidInput
 from octavo.logging import get_logger
+from octavo.ops.interface import QuantizedMatrix
 
 logger = get_logger(__name__)
+
+LoadedTensor = Tensor | QuantizedMatrix
 
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
 """Tensors that some checkpoints carry and that are computed here."""
@@ -20,11 +23,12 @@ class WeightSlot:
 
     shape: tuple[int, ...]
     """Shape of the whole tensor in the checkpoint; a parallel layer takes its shard out of it."""
-    load: Callable[[Tensor], None]
+    load: Callable[[LoadedTensor], None]
+    """A matrix may come in few bits; everything else is a Tensor."""
     optional: bool = False
 
 
-def load_weights(slots: dict[str, WeightSlot], tensors: Iterable[tuple[str, Tensor]], source: str) -> None:
+def load_weights(slots: dict[str, WeightSlot], tensors: Iterable[tuple[str, LoadedTensor]], source: str) -> None:
     """Hand every tensor to its slot.
 
     Raises:

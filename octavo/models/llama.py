@@ -110,10 +110,11 @@ class LlamaForCausalLM(CausalLM):
         return slots | self.lm_head.slots("lm_head")
 
     def finish(self) -> None:
-        for layer in self.layers:
-            layer.finish()
+        # the largest first, while the heap has no holes that packing leaves
         self.lm_head.finish()
         self.embed_tokens.finish()
+        for layer in self.layers:
+            layer.finish()
 
     def kv_cache_specs(self, kv_dtype: str) -> list[KVCacheSpec]:
         num_kv_heads, _ = kv_heads_of_rank(self.ctx, self.config.num_kv_heads)

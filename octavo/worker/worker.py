@@ -1,11 +1,13 @@
 """The worker: one device's share of the model. Loads the weights, owns the KV cache memory, runs steps."""
 
+import ctypes
 import time
 
 import torch
 
 from octavo.config.engine_config import CacheConfig, LoadConfig, ParallelConfig, SchedulerConfig, WorkerConfig
 from octavo.config.model import ModelConfig
+from octavo.config.weights import report_kernels
 from octavo.layers.context import LayerContext
 from octavo.loader.checkpoint import open_checkpoint
 from octavo.loader.weights import load_weights
@@ -15,6 +17,7 @@ from octavo.models.registry import get_model_class
 from octavo.ops.interface import DTYPES, Platform
 from octavo.ops.registry import get_platform
 from octavo.protocol.scheduler_output import PROTOCOL_VERSION, ModelRunnerOutput, SchedulerOutput
+from octavo.quantization.read import read_tensors
 from octavo.sampling.sampler import Sampler
 from octavo.worker.model_runner import ModelRunner
 from octavo.worker.request_rows import RequestRows
@@ -41,8 +44,10 @@ class Worker:
         model_class = get_model_class(self._model_config.architecture)
         self.model: CausalLM = model_class(self._model_config, context, max_model_len)
         checkpoint = open_checkpoint(self._load_config.path, self._load_config.load_format, self._load_config.seed)
-        load_weights(self.model.slots(), checkpoint.tensors(), str(self._load_config.path))
+        tensors = read_tensors(checkpoint, self._config.quantization, self._config.num_threads)
+        load_weights(self.model.slots(), tensors, str(self._load_config.path))
         self.model.finish()
+        _trim_heap()
         logger.info("weights loaded in %.1f s", time.monotonic() - started)
 
     @torch.inference_mode()
@@ -56,6 +61,10 @@ class Worker:
         rows = RequestRows(scheduler.max_num_seqs, min(scheduler.max_model_len, cache.num_tokens), cache.block_size)
         self.runner = ModelRunner(self.platform, self.model, kv_caches, rows, Sampler(self.platform, vocab_size))
 
+    def kernel_report(self) -> dict[str, str]:
+        """Kernel name of each kind of layer."""
+        return report_kernels(self.platform.kernel_report(), self._config)
+
     def execute_model(self, step: SchedulerOutput) -> None:
         """Compute the scheduled tokens of one step."""
         assert step.version == PROTOCOL_VERSION, f"scheduler speaks version {step.version}, not {PROTOCOL_VERSION}"
@@ -68,3 +77,11 @@ class Worker:
     def reset(self) -> None:
         """Forget every request, after a step that failed half-way."""
         self.runner.reset()
+
+
+def _trim_heap() -> None:
+    """Give freed memory back to the system, which glibc does by itself only at the end of the heap: what was packed
+    leaves holes between what is kept."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

@@ -32,6 +32,7 @@ with LLM(**options) as llm:
     memory = config.memory
     print(json.dumps({
         "blocks": config.cache.num_blocks, "tokens": config.cache.num_tokens, "dtype": config.worker.dtype,
+        "quantization": config.worker.quantization,
         "weights": memory.weights, "kv_cache": memory.kv_cache, "total": memory.total, "limit": memory.limit,
         "libraries": memory.libraries, "kernels": llm.kernel_report(), "peak": int(peak) * 1024,
     }))
@@ -53,29 +54,42 @@ def path_of(model_path, mid_size):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("name", ["mid", "smollm2", "qwen05"])
 def test_the_plan_is_what_the_engine_reports_and_its_process_takes(path_of, name, dtype):
-    path = str(path_of(name))
-    planned = _plan(path, dtype)
-    measured = _run_full(path, dtype)
+    planned = _compare(str(path_of(name)), dtype=dtype)
+    assert (planned["dtype"], planned["quantization"]) == (dtype, "none")
+
+
+@pytest.mark.parametrize(
+    ("name", "quantization"), [("mid", "int4"), ("mid", "int8"), ("smollm2", "gguf"), ("qwen05", "gguf")]
+)
+def test_the_plan_is_right_about_few_bits_too(path_of, name, quantization):
+    planned = _compare(str(path_of(name)), quantization=quantization)
+    assert planned["quantization"] == quantization
+    assert sum(planned["weight_forms"].values()) == planned["memory"]["weights"]
+
+
+def _compare(path: str, **options: str) -> dict:
+    """The plan, which the engine's own report and its process have borne out."""
+    planned, measured = _plan(path, options), _run_full(path, options)
     assert planned["kv_cache"]["blocks"] == measured["blocks"]
-    assert planned["dtype"] == measured["dtype"] == dtype
+    assert (planned["dtype"], planned["quantization"]) == (measured["dtype"], measured["quantization"])
     assert planned["kernels"] == measured["kernels"]
     for key in ("weights", "kv_cache", "total"):
         assert planned["memory"][key] == pytest.approx(measured[key], rel=0.05)
     assert planned["memory"]["limit"] == pytest.approx(measured["limit"], rel=0.2)  # others take and give on the way
     assert planned["memory"]["libraries"] == pytest.approx(measured["libraries"], rel=0.15)
     assert planned["memory"]["peak_rss"] == pytest.approx(measured["peak"], rel=0.15)
-    print(f"{name} {dtype}: planned peak {planned['memory']['peak_rss']}, seen {measured['peak']}")
+    print(f"{path} {options}: planned peak {planned['memory']['peak_rss']}, seen {measured['peak']}")
+    return planned
 
 
-def _plan(path: str, dtype: str) -> dict:
-    flags = [part for name, value in OPTIONS.items() for part in (f"--{name.replace('_', '-')}", str(value))]
-    command = [sys.executable, "-m", "octavo.entrypoints.cli.main", "plan", path, "--json", "--dtype", dtype, *flags]
-    return json.loads(_output(command))
+def _plan(path: str, options: dict[str, str]) -> dict:
+    given = {**OPTIONS, **options}
+    flags = [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    return json.loads(_output([sys.executable, "-m", "octavo.entrypoints.cli.main", "plan", path, "--json", *flags]))
 
 
-def _run_full(path: str, dtype: str) -> dict:
-    options = json.dumps({"model": path, "dtype": dtype, **OPTIONS})
-    command = [sys.executable, "-c", RUN_FULL, options]
+def _run_full(path: str, options: dict[str, str]) -> dict:
+    command = [sys.executable, "-c", RUN_FULL, json.dumps({"model": path, **OPTIONS, **options})]
     return json.loads(_output(command).splitlines()[-1])
 
 

@@ -24,6 +24,8 @@ SIZES = {
     "head_dim": 24,
 }
 """Nothing is a multiple of a vector or a panel."""
+GROUPED = {**SIZES, "hidden_size": 96, "intermediate_size": 224, "num_attention_heads": 4}
+"""K is a multiple of 32, N is not one of a panel."""
 DTYPES = [
     ("float32", "float32"),
     ("float32", "bfloat16"),
@@ -33,22 +35,27 @@ DTYPES = [
     ("bfloat16", "int8"),
     ("bfloat16", "fp8"),
     ("float16", "float16"),
+    ("int8", "bfloat16"),
+    ("int4", "float32"),
+    ("int4", "int8"),
 ]
-"""Of the weights and of the KV cache."""
+"""Of the weights, or in which few bits they are quantised, and of the KV cache."""
 
 Alone = Callable[[ScriptedRequest], RequestOutput]
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen2"])
-def model(request, tmp_path_factory):
+def model(request, dtypes, tmp_path_factory):
     family = QWEN2 if request.param == "qwen2" else LLAMA
-    return write_model(tmp_path_factory.mktemp(request.param), {**family, **SIZES}, sliding_window=None)
+    sizes = GROUPED if "quantization" in dtypes else SIZES
+    return write_model(tmp_path_factory.mktemp(request.param), {**family, **sizes}, sliding_window=None)
 
 
 @pytest.fixture(scope="module", params=DTYPES, ids="-".join)
 def dtypes(request):
     weights, kv_cache = request.param
-    return {"platform": "cpu", "dtype": weights, "kv_cache_dtype": kv_cache, "disable_log_stats": True}
+    kind = "quantization" if weights.startswith("int") else "dtype"
+    return {"platform": "cpu", kind: weights, "kv_cache_dtype": kv_cache, "disable_log_stats": True}
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +81,7 @@ def assert_native(llm: LLM) -> None:
     """A layer that falls back to other operators is a failure, not a slow success."""
     report = llm.kernel_report()
     assert report
-    assert all(kernel.startswith("cpu") for kernel in report.values()), report
+    assert all(kernel.startswith("cpu") and "dequantised" not in kernel for kernel in report.values()), report
 
 
 def sampling_params() -> st.SearchStrategy[SamplingParams]:

@@ -72,6 +72,15 @@ def test_tensors_lie_where_the_gguf_package_finds_them(path):
         assert file.raw(tensor).tobytes() == expected.data.tobytes()
 
 
+def test_a_tensor_that_was_released_is_read_again(path):
+    file = GGUFFile(path)
+    before = {name: (file.raw(tensor), file.raw(tensor).tobytes()) for name, tensor in file.tensors.items()}
+    for tensor in file.tensors.values():
+        file.release(tensor)
+    for view, content in before.values():
+        assert view.tobytes() == content
+
+
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_a_file_cut_anywhere_is_refused_with_its_size(path, tmp_path_factory, data):

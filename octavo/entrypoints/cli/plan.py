@@ -10,11 +10,13 @@ from typing import Any
 
 import tyro
 
+from octavo.config.command_line import parse_arguments
 from octavo.config.engine_args import EngineArgs
 from octavo.config.machine import detect
 from octavo.config.memory import format_bytes
 from octavo.config.options import make_engine_args
 from octavo.config.plan import Plan, Subject, make_plan
+from octavo.config.weights import report_kernels
 from octavo.errors import InvalidInput, short_repr
 
 EXIT_DOES_NOT_FIT = 1
@@ -28,14 +30,14 @@ class PlanArgs:
     Takes every option of the engine, so a command line of generate or serve can be asked about as it is. A model that
     is not on this machine is downloaded first.
 
-    With --json: one object. Bytes: weights {dtype: bytes}, kv_bytes_per_token {KV dtype: bytes}, memory {limit,
-    libraries, weights, kv_cache, workspace, total, loading, peak_rss, least}; total is weights + kv_cache + workspace,
-    loading the worst moment while weights are read, both beside the libraries, and peak_rss what the process is seen
-    to hold at most. Tokens: kv_cache {blocks, block_size, tokens, dtype}, max_model_len, largest_prompt. Requests:
-    concurrency [{input_len, output_len, requests}]. Choices and reasons: fits, problem, advice [{options, kv_tokens}],
-    limit_source, platform, platform_reason, kernels, kernels_reason, dtype, dtype_reason, threads, threads_source,
-    max_num_seqs, max_num_batched_tokens, notes. Of the model: model, architecture, load_format, checkpoint_dtype,
-    parameters.
+    With --json: one object. Bytes: weights {dtype or quantization: bytes}, weight_forms {form: bytes} as chosen,
+    kv_bytes_per_token {KV dtype: bytes}, memory {limit, libraries, weights, kv_cache, workspace, total, loading,
+    peak_rss, least}; total is weights + kv_cache + workspace, loading the worst moment while weights are read, both
+    beside the libraries, and peak_rss what the process is seen to hold at most. Tokens: kv_cache {blocks, block_size,
+    tokens, dtype}, max_model_len, largest_prompt. Requests: concurrency [{input_len, output_len, requests}]. Choices
+    and reasons: fits, problem, advice [{options, kv_tokens}], limit_source, platform, platform_reason, kernels,
+    kernels_reason, dtype, dtype_reason, quantization, quantization_reason, threads, threads_source, max_num_seqs,
+    max_num_batched_tokens, notes. Of the model: model, architecture, load_format, checkpoint_dtype, parameters.
 
     The exit status is 0 if it fits, 1 if it does not, 2 if an option or the model is refused.
     """
@@ -68,7 +70,7 @@ def run(argv: Sequence[str]) -> int:
     Returns:
         The exit status: 1 if it does not fit.
     """
-    args = tyro.cli(PlanArgs, prog="octavo plan", args=argv)
+    args = parse_arguments(PlanArgs, "octavo plan", argv)
     engine = args.engine
     if args.model_tag is not None:
         if engine.model not in (args.model_tag, EngineArgs().model):
@@ -97,6 +99,7 @@ def _answer(args: EngineArgs, lengths: tuple[tuple[int, int], ...]) -> Answer:
     from octavo.loader.checkpoint import open_checkpoint
     from octavo.loader.pull import find_model
     from octavo.ops.registry import choose_platform, get_traits
+    from octavo.quantization.forms import CheckpointSizes
 
     path = find_model(args.model, args.revision)
     checkpoint = open_checkpoint(path, args.load_format)
@@ -104,8 +107,7 @@ def _answer(args: EngineArgs, lengths: tuple[tuple[int, int], ...]) -> Answer:
     subject = Subject(
         model=checkpoint.config,
         load=LoadConfig(path=path, load_format=checkpoint.load_format, seed=args.seed),
-        weight_bytes=checkpoint.weight_bytes,
-        loading_peak=checkpoint.loading_peak,
+        weights=CheckpointSizes(checkpoint),
         machine=detect(),
         platform=get_traits(args.platform, checkpoint.config.dtype),
     )
@@ -152,10 +154,13 @@ def to_json(answer: Answer) -> dict[str, Any]:
         "max_num_seqs": config.scheduler.max_num_seqs,
         "max_num_batched_tokens": config.scheduler.max_num_batched_tokens,
         "dtype": config.worker.dtype,
-        "dtype_reason": traits.auto_dtype[1] if args.dtype == "auto" else "as asked",
+        "dtype_reason": config.worker.dtype_reason,
+        "quantization": config.worker.quantization,
+        "quantization_reason": config.worker.quantization_reason or None,
+        "weight_forms": plan.weight_forms,
         "platform": traits.name,
         "platform_reason": answer.platform_reason,
-        "kernels": dict(traits.kernels),
+        "kernels": report_kernels(traits.kernels, config.worker),
         "kernels_reason": traits.kernels_reason,
         "threads": config.worker.num_threads,
         "threads_source": answer.subject.machine.num_cores_source if args.num_threads is None else "num_threads",
@@ -202,7 +207,8 @@ def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     memory, cache = facts["memory"], facts["kv_cache"]
     sizes = {name: format_bytes(value) for name, value in memory.items()}
     return [
-        ("weights", _sizes_by_dtype(facts["weights"], facts["dtype"])),
+        ("weights", _sizes_by_dtype(facts["weights"], _chosen_weights(facts))),
+        *_few_bits_rows(facts),
         ("dtype", f"{facts['dtype']} ({facts['dtype_reason']})"),
         ("KV cache a token", _sizes_by_dtype(facts["kv_bytes_per_token"], cache["dtype"])),
         ("KV cache", "{blocks} blocks x {block_size} = {tokens} tokens of {dtype}".format(**cache)),
@@ -219,9 +225,22 @@ def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ),
         ("memory peak", f"{sizes['peak_rss']} of the whole process; {sizes['loading']} of it while loading"),
         ("platform", f"{facts['platform']} ({facts['platform_reason']})"),
-        ("kernels", f"{', '.join(dict.fromkeys(facts['kernels'].values()))} ({facts['kernels_reason']})"),
+        ("kernels", f"{'; '.join(dict.fromkeys(facts['kernels'].values()))} ({facts['kernels_reason']})"),
         ("threads", f"{facts['threads']} ({facts['threads_source']})"),
     ]
+
+
+def _chosen_weights(facts: dict[str, Any]) -> str:
+    quantization: str = facts["quantization"]
+    return facts["dtype"] if quantization == "none" else quantization
+
+
+def _few_bits_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """Where there was a choice."""
+    if facts["quantization_reason"] is None:
+        return []
+    forms = " + ".join(f"{name} {format_bytes(size)}" for name, size in facts["weight_forms"].items() if size)
+    return [("quantization", f"{facts['quantization']} ({facts['quantization_reason']}): {forms}")]
 
 
 def _sizes_by_dtype(sizes: dict[str, int], chosen: str) -> str:

@@ -195,9 +195,10 @@ def _exponent(part: QuantizedMatrix) -> int:
 
     What is float16 already stays exact; small scales, which float16 has few bits for, keep all 11.
     """
-    largest = max(float(f.abs().max()) for f in (part.scales, part.minima) if f is not None)
-    if not largest <= torch.finfo(torch.float32).max:
+    factors = [part.scales] if part.minima is None else [part.scales, part.minima]
+    if not all(f.isfinite().all() for f in factors):
         raise ValueError("scales and minima of a weight must be finite")
+    largest = max(float(f.abs().max()) for f in factors)
     exponent = _SMALLEST_EXPONENT
     while largest > _LARGEST * 2.0**exponent:
         exponent += 1

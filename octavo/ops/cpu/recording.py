@@ -138,6 +138,11 @@ class _Watch(TorchDispatchMode):
         super().__init__()
         self.made: list[Tensor] = []
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # torch's own wrapper would import torch._dynamo and sympy with it: 60 MB and a second, for nothing here
+        return False
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         name = func._schema.name

@@ -10,6 +10,7 @@ from octavo.ops.cpu import _native
 
 NAME = "cpu"
 KV_CACHE_DTYPES = ("float32", "bfloat16", "float16", "int8", "fp8")
+WEIGHT_BITS = (8, 4)
 KINDS = ("linear", "embedding", "norm", "rope", "attention", "sample")
 # attention keeps results of partitions, never more than these; sampling works on the logits as they are
 WORKSPACE = WorkspaceTraits(scores_at_once=2**22, score_bytes=4, gathers_kv=False, sampling_bytes=8)
@@ -54,4 +55,5 @@ def platform_traits(checkpoint_dtype: str) -> PlatformTraits:
         workspace=WORKSPACE,
         kernels=kernel_report(isa),
         kernels_reason=reason,
+        weight_bits=WEIGHT_BITS,
     )

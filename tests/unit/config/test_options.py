@@ -29,6 +29,15 @@ def test_an_option_like_no_other_is_a_type_error_with_all_names():
         make_engine_args(zzz=1)
 
 
+@pytest.mark.parametrize("name", ["dtype", "kv_cache_dtype"])
+@pytest.mark.parametrize(
+    ("alias", "dtype"),
+    [("half", "float16"), ("fp16", "float16"), ("float", "float32"), ("fp32", "float32"), ("bf16", "bfloat16")],
+)
+def test_a_dtype_may_be_called_by_the_other_names_that_users_know(name, alias, dtype):
+    assert getattr(make_engine_args(**{name: alias}), name) == dtype
+
+
 @pytest.mark.parametrize("name", NOT_BUILT)
 def test_a_later_option_is_taken_only_where_it_asks_for_nothing(name):
     assert make_engine_args(**{name: NOT_BUILT[name]}) == EngineArgs()
@@ -98,10 +107,11 @@ def test_a_bad_value_is_refused_by_name(name, value):
         make_engine_args(**{name: value})
 
 
-@pytest.mark.parametrize("value", ["fp8", "fp8_e4m3", "fp8_e5m2"])
-def test_quantised_kv_caches_are_not_built_yet(value):
-    with pytest.raises(InvalidInput, match=f"kv_cache_dtype='{value}' is not built yet"):
-        make_engine_args(kv_cache_dtype=value)
+def test_the_8_bit_floats_of_a_kv_cache_are_e4m3():
+    assert make_engine_args(kv_cache_dtype="fp8").kv_cache_dtype == "fp8"
+    assert make_engine_args(kv_cache_dtype="fp8_e4m3").kv_cache_dtype == "fp8"
+    with pytest.raises(InvalidInput, match="kv_cache_dtype='fp8_e5m2' is not built yet"):
+        make_engine_args(kv_cache_dtype="fp8_e5m2")
 
 
 @pytest.mark.parametrize("value", ["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"])

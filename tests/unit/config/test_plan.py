@@ -11,9 +11,10 @@ from octavo.config.engine_config import LoadConfig
 from octavo.config.machine import MachineInfo
 from octavo.config.model import ModelConfig
 from octavo.config.options import make_engine_args
-from octavo.config.plan import LIBRARIES_ANONYMOUS, Subject, make_plan, with_libraries
+from octavo.config.plan import LIBRARIES_ANONYMOUS, Subject, make_plan, with_core_process, with_libraries
 from octavo.config.platform_traits import PlatformTraits, WorkspaceTraits
 from octavo.config.resolve import resolve
+from octavo.config.weights import bytes_by_form
 from octavo.errors import InvalidInput
 
 MIB, GIB = 2**20, 2**30
@@ -32,12 +33,31 @@ WEIGHTS = {"float32": 540 * MIB, "bfloat16": 270 * MIB, "float16": 270 * MIB}
 ALL_KV = ("float32", "bfloat16", "float16", "int8")
 
 
-def subject(memory=24 * GIB, auto="bfloat16", kv=ALL_KV, loading=None, anonymous=0):
+class Sizes:
+    """Weights of as many bytes as WEIGHTS; in few bits where `few` says so."""
+
+    def __init__(self, loading=None, few=None):
+        self.loading, self.few = loading, few or {}
+
+    def elements(self, quantization):
+        if quantization == "none":
+            return {"float": WEIGHTS["float32"] // 4}
+        if quantization not in self.few:
+            raise InvalidInput(f"quantization={quantization!r} cannot be here")
+        return {self.few[quantization]: WEIGHTS["float32"] // 4}
+
+    def loading_peak(self, choice):
+        size = sum(bytes_by_form(self, choice).values())
+        return self.loading or (size + 200 * MIB, size + 100 * MIB)
+
+
+def subject(
+    memory=24 * GIB, auto="bfloat16", kv=ALL_KV, loading=None, anonymous=0, few=None, bits=(), stored="float32"
+):
     return Subject(
-        model=MODEL,
+        model=replace(MODEL, dtype=stored),
         load=LoadConfig(path=Path("m.gguf"), load_format="gguf"),
-        weight_bytes=WEIGHTS.__getitem__,
-        loading_peak=lambda dtype: loading or (WEIGHTS[dtype] + 200 * MIB, WEIGHTS[dtype] + 100 * MIB),
+        weights=Sizes(loading, few),
         machine=MachineInfo(
             cpu_flags=frozenset(),
             num_cores=2,
@@ -52,12 +72,14 @@ def subject(memory=24 * GIB, auto="bfloat16", kv=ALL_KV, loading=None, anonymous
             auto_dtype=(auto, "why"),
             kv_cache_dtypes=kv,
             workspace=WorkspaceTraits(scores_at_once=2**22, score_bytes=4, gathers_kv=False, sampling_bytes=8),
+            weight_bits=bits,
         ),
     )
 
 
-def plan(lengths=(), memory=24 * GIB, auto="bfloat16", kv=ALL_KV, loading=None, **options):
-    return make_plan(make_engine_args(**options), subject(memory, auto, kv, loading), lengths)
+def plan(lengths=(), memory=24 * GIB, auto="bfloat16", kv=ALL_KV, loading=None, weights=None, **options):
+    """weights: of `subject`, what concerns few bits."""
+    return make_plan(make_engine_args(**options), subject(memory, auto, kv, loading, **(weights or {})), lengths)
 
 
 def test_the_decisions_are_those_of_resolve_on_the_machine_as_the_engine_will_find_it():
@@ -67,11 +89,19 @@ def test_the_decisions_are_those_of_resolve_on_the_machine_as_the_engine_will_fi
         args,
         model=it.model,
         load=it.load,
-        weight_bytes=it.weight_bytes,
+        weights=it.weights,
         machine=with_libraries(it.machine, it.model),
         platform=it.platform,
     )
     assert make_plan(args, it).config == expected
+
+
+def test_a_core_in_a_process_of_its_own_holds_the_libraries_once_more():
+    here = subject(anonymous=100 * MIB).machine
+    apart = with_core_process(here)
+    assert here.memory_limit - apart.memory_limit == LIBRARIES_ANONYMOUS
+    assert apart.process_memory - here.process_memory == LIBRARIES_ANONYMOUS
+    assert with_core_process(subject(memory=MIB).machine).memory_limit == 0
 
 
 def test_the_room_shrinks_by_the_libraries_own_memory_that_is_not_there_yet():
@@ -179,6 +209,37 @@ def test_what_is_no_matter_of_memory_is_refused():
         plan(max_model_len=9000)
     with pytest.raises(InvalidInput, match="kv_cache_dtype='int8' is not supported"):
         plan(kv=ALL_KV[:3], kv_cache_dtype="int8")
+
+
+QUANTIZED = {"few": {"gguf": "int4"}, "bits": (8, 4), "stored": "quantized"}
+FLOATS = {"few": {"int8": "int8", "int4": "int4"}, "bits": (8, 4)}
+
+
+def test_sizes_are_given_for_every_dtype_and_for_the_few_bits_there_are_kernels_for():
+    sixteenth = WEIGHTS["float32"] // 4 // 32
+    assert plan().weights == WEIGHTS
+    assert plan(weights=QUANTIZED).weights == {**WEIGHTS, "gguf": 20 * sixteenth}
+    assert plan(weights=FLOATS).weights == {**WEIGHTS, "int8": 34 * sixteenth, "int4": 20 * sixteenth}
+    assert plan(weights={**FLOATS, "bits": ()}).weights == WEIGHTS
+    assert plan(weights={**FLOATS, "bits": (8,)}).weights.keys() == {*WEIGHTS, "int8"}
+
+
+def test_the_forms_that_were_chosen_are_the_plans_weights():
+    it = plan(weights=QUANTIZED)
+    assert it.weight_forms == {"int4": it.config.memory.weights}
+    assert it.config.worker.quantization == "gguf"
+    assert plan(weights=QUANTIZED, dtype="float32").weight_forms == {"float32": WEIGHTS["float32"]}
+
+
+def test_few_bits_are_advised_where_they_make_it_fit():
+    floats = plan(memory=600 * MIB, weights=FLOATS, kv_cache_memory="64MiB")
+    assert not floats.fits
+    assert "int8" in [advice.options.get("quantization") for advice in floats.advice]
+    kept = plan(memory=600 * MIB, weights=QUANTIZED, dtype="bfloat16", kv_cache_memory="64MiB")
+    assert not kept.fits
+    assert "gguf" in [advice.options.get("quantization") for advice in kept.advice]
+    as_it_is = plan(memory=600 * MIB, weights=QUANTIZED)
+    assert all("quantization" not in advice.options for advice in as_it_is.advice)
 
 
 @settings(max_examples=60, deadline=None)

@@ -31,6 +31,16 @@ BLOCK_BYTES = 16 * 30 * 3 * 2 * 64 * 4
 WEIGHTS = {"float32": 540 * MIB, "bfloat16": 270 * MIB, "float16": 270 * MIB}
 
 
+class Sizes:
+    """Weights that can be kept in floats only."""
+
+    def __init__(self, sizes):
+        self.sizes = sizes
+
+    def elements(self, quantization):
+        return {"float": self.sizes["float32"] // 4}
+
+
 def plan(
     memory=24 * GIB,
     cores=2,
@@ -53,7 +63,7 @@ def plan(
         make_engine_args(**options),
         model=model,
         load=LoadConfig(path=Path("m.gguf"), load_format="gguf"),
-        weight_bytes=weights.__getitem__,
+        weights=Sizes(weights),
         machine=machine,
         platform=PlatformTraits(
             name="reference",

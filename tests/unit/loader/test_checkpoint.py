@@ -97,7 +97,7 @@ def test_dummy_takes_a_gguf_file_for_its_config(tmp_path, write_gguf, config):
     checkpoint = open_checkpoint(path, "dummy")
     assert checkpoint.load_format == "dummy"
     assert {name: tuple(t.shape) for name, t in checkpoint.tensors()} == {n: tuple(t.shape) for n, t in weights.items()}
-    assert checkpoint.weight_bytes("float32") == open_checkpoint(path).weight_bytes("float32")
+    assert checkpoint.num_weights() == open_checkpoint(path).num_weights()
 
 
 def test_an_unknown_extra_tensor_is_reported_by_name_and_inv_freq_is_not(tmp_path, caplog):

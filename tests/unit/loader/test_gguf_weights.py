@@ -22,7 +22,7 @@ def test_a_gguf_file_equals_the_folder_it_was_written_from(tmp_path, write_gguf,
     file = open_checkpoint(write_gguf(config, weights))
     assert file.load_format == "gguf"
     assert file.config == folder.config
-    assert file.weight_bytes("float32") == folder.weight_bytes("float32")
+    assert file.num_weights() == folder.num_weights()
     tensors = dict(file.tensors())
     assert tensors.keys() == weights.keys()
     for name, tensor in tensors.items():

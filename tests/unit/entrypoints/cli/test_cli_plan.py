@@ -9,6 +9,7 @@ import time
 import pytest
 from tiny_models import write_model
 
+from octavo.config.memory import format_bytes
 from octavo.entrypoints.cli.main import main
 from octavo.ops.registry import get_platform, get_traits
 
@@ -50,12 +51,15 @@ def test_the_traits_without_torch_are_those_of_the_platform(name, dtype):
 
 
 def test_json_has_plain_numbers(model, capsys):
-    status, plan = plan_json(capsys, model, "--num-kv-blocks", "12", "--dtype", "bfloat16")
+    options = ("--num-kv-blocks", "12", "--dtype", "bfloat16", "--platform", "reference")
+    status, plan = plan_json(capsys, model, *options)
     assert status == 0
     assert plan["fits"] is True
     assert plan["weights"] == {
         "float32": 4 * plan["parameters"], "bfloat16": 2 * plan["parameters"], "float16": 2 * plan["parameters"],
     }  # fmt: skip
+    assert plan["weight_forms"] == {"bfloat16": 2 * plan["parameters"]}
+    assert (plan["quantization"], plan["quantization_reason"]) == ("none", None)
     assert plan["kv_bytes_per_token"]["float32"] == 2 * 2 * 2 * 16 * 4
     assert plan["kv_cache"] == {"blocks": 12, "block_size": 16, "tokens": 192, "dtype": "bfloat16"}
     assert plan["largest_prompt"] == 191
@@ -63,6 +67,28 @@ def test_json_has_plain_numbers(model, capsys):
     assert memory["total"] == memory["weights"] + memory["kv_cache"] + memory["workspace"]
     assert memory["peak_rss"] == memory["libraries"] + max(memory["loading"], memory["total"])
     assert plan["dtype_reason"] == "as asked"
+
+
+def test_few_bits_are_planned_in_bytes_by_form_and_told(model, capsys):
+    pytest.importorskip("octavo.ops.cpu._native")
+    options = ("--platform", "cpu", "--quantization", "int4", "--num-kv-blocks", "12")
+    _, plan = plan_json(capsys, model, *options)
+    ends = 2 * 259 * 64
+    layers = 2 * (64 * 64 * 2 + 32 * 64 * 2 + 3 * 96 * 64)
+    assert plan["weight_forms"] == {"int8": ends // 32 * 34, "int4": layers // 32 * 20, "float32": 5 * 64 * 4}
+    assert plan["weights"]["int4"] == plan["memory"]["weights"] == sum(plan["weight_forms"].values())
+    assert plan["weights"].keys() == {"float32", "bfloat16", "float16", "int8", "int4"}
+    assert (plan["quantization"], plan["quantization_reason"]) == ("int4", "as asked")
+    assert plan["kernels"]["linear"].endswith(": int4, int8")
+    main(["plan", model, *options])
+    text = capsys.readouterr().out
+    assert f"int4 {format_bytes(plan['weights']['int4'])} (chosen)" in text
+    assert "int4 (as asked): " + " + ".join(f"{k} {format_bytes(v)}" for k, v in plan["weight_forms"].items()) in text
+
+
+def test_few_bits_that_cannot_be_are_refused(model, capsys):
+    assert main(["plan", model, "--quantization", "gguf"]) == 2
+    assert "keeps the weights of a GGUF file as they are" in capsys.readouterr().err
 
 
 def test_lengths_that_must_be_possible_are_answered(model, capsys):
