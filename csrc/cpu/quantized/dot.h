@@ -30,6 +30,16 @@ OCTAVO_INLINE Bytes repeat_4_bytes(const int8_t* p) {
     return (Bytes)(I<kFloats>{} + word);
 }
 
+// Keeps the compiler from adding in another order, for which it would need many more registers than there are.
+template <class T>
+OCTAVO_INLINE void keep(T& x) {
+#if defined(__x86_64__)
+    asm("" : "+v"(x));
+#elif defined(__aarch64__)
+    asm("" : "+w"(x));
+#endif
+}
+
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 
 template <bool NIBBLES>
@@ -47,6 +57,7 @@ struct Dot {
 #else
         sums = (Sums)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)w, (__m256i)x);
 #endif
+        keep(sums);
     }
     static OCTAVO_INLINE I<kFloats> finish(Sums sums, int32_t) { return sums; }
 };
@@ -73,6 +84,7 @@ struct Dot {
     static OCTAVO_INLINE void add(Sums& sums, Weights w, Inputs x) {
         __m256i words = _mm256_maddubs_epi16(w.magnitude, _mm256_sign_epi8(x, w.value));
         sums = _mm256_add_epi32(sums, add_pairs(words));
+        keep(sums);
     }
     static OCTAVO_INLINE I<8> finish(Sums sums, int32_t) { return (I<8>)sums; }
 };
@@ -89,6 +101,7 @@ struct Dot<true> {
     static OCTAVO_INLINE Inputs inputs(Bytes bytes) { return (__m256i)bytes; }
     static OCTAVO_INLINE void add(Sums& sums, Weights w, Inputs x) {
         sums = _mm256_add_epi16(sums, _mm256_maddubs_epi16(w, x));
+        keep(sums);
     }
     static OCTAVO_INLINE I<8> finish(Sums sums, int32_t) { return (I<8>)add_pairs(sums); }
 };
@@ -116,6 +129,8 @@ struct Dot {
     static OCTAVO_INLINE void add(Sums& sums, Weights w, Inputs x) {
         sums.low = _mm_add_epi32(sums.low, _mm_madd_epi16(w.low, x));
         sums.high = _mm_add_epi32(sums.high, _mm_madd_epi16(w.high, x));
+        keep(sums.low);
+        keep(sums.high);
     }
     static OCTAVO_INLINE I<4> finish(Sums sums, int32_t offset) {
         __m128 low = _mm_castsi128_ps(sums.low), high = _mm_castsi128_ps(sums.high);
@@ -140,7 +155,10 @@ struct Dot {
     static OCTAVO_INLINE Sums start(int32_t) { return vdupq_n_s32(0); }
     static OCTAVO_INLINE Weights weights(Bytes bytes) { return as_signed(NIBBLES ? bytes : bytes ^ uint8_t(128)); }
     static OCTAVO_INLINE Inputs inputs(Bytes bytes) { return as_signed(bytes); }
-    static OCTAVO_INLINE void add(Sums& sums, Weights w, Inputs x) { sums = vdotq_s32(sums, w, x); }
+    static OCTAVO_INLINE void add(Sums& sums, Weights w, Inputs x) {
+        sums = vdotq_s32(sums, w, x);
+        keep(sums);
+    }
     static OCTAVO_INLINE I<4> finish(Sums sums, int32_t) { return (I<4>)sums; }
 };
 
@@ -160,6 +178,8 @@ struct Dot {
     static OCTAVO_INLINE void add(Sums& sums, Weights w, Inputs x) {
         sums.low = vpadalq_s16(sums.low, vmull_s8(vget_low_s8(w), vget_low_s8(x)));
         sums.high = vpadalq_s16(sums.high, vmull_high_s8(w, x));
+        keep(sums.low);
+        keep(sums.high);
     }
     static OCTAVO_INLINE I<4> finish(Sums sums, int32_t) { return (I<4>)vpaddq_s32(sums.low, sums.high); }
 };

@@ -6,8 +6,6 @@
 namespace octavo {
 namespace {
 
-constexpr int kBytesOfStep = 4 * kPanelColumns;
-
 // The 32 values of a group, one a byte, as the kernels want them.
 void read_group(const QuantizedRows& rows, int64_t row, int64_t group, uint8_t* values) {
     const uint8_t* source = rows.values + row * rows.row_bytes + group * kGroup * rows.bits / 8;
@@ -23,7 +21,7 @@ void read_group(const QuantizedRows& rows, int64_t row, int64_t group, uint8_t* 
 
 void pack_group(const QuantizedRows& rows, int64_t first, int64_t columns, int64_t group, char* target) {
     int64_t groups = rows.k / kGroup;
-    char* packed = target + (rows.bits == 8 ? 1 : 2) * kBytesOfScales;
+    char* packed = target + bytes_before_values(rows.bits);
     for (int64_t column = 0; column < columns; ++column) {
         int64_t row = first + column, at = row * groups + group;
         std::memcpy(target + 2 * column, rows.scales + at, 2);

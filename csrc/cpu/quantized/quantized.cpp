@@ -36,16 +36,6 @@ struct Product {
     int64_t row_begin, row_end;
 };
 
-// Memory that a thread keeps: to get as much from the system again and again would cost more than its use.
-template <class T>
-T* at_least(std::unique_ptr<T[]>& memory, int64_t& size, int64_t wanted) {
-    if (size < wanted) {
-        memory.reset(new T[wanted]);
-        size = wanted;
-    }
-    return memory.get();
-}
-
 // Some rows of x and what is multiplied with them.
 class Pass {
    public:
@@ -70,10 +60,7 @@ class Pass {
             for (int64_t i = 0; i < product.weight->num_segments; ++i) cut(product, product.weight->segments()[i]);
         parallel_for(int64_t(chunks_.size()), [&](int64_t i, int) {
             const Chunk& chunk = chunks_[i];
-            thread_local std::unique_ptr<char[]> memory;
-            thread_local int64_t size = 0;
-            char* scratch = at_least(memory, size, bytes_of_scratch(k_));
-            kernels_.multiply(chunk.job, chunk.panel_begin, chunk.panel_end, scratch);
+            kernels_.multiply(chunk.job, chunk.panel_begin, chunk.panel_end);
         });
     }
 
@@ -89,9 +76,14 @@ class Pass {
 
     void quantize() {
         int64_t groups = k_ / kGroup;
+        // kept: to get as much from the system again and again would cost more than its use
         thread_local std::unique_ptr<InputGroup[]> memory;
         thread_local int64_t size = 0;
-        InputGroup* group = at_least(memory, size, num_rows_ * groups);
+        if (size < num_rows_ * groups) {
+            size = num_rows_ * groups;
+            memory.reset(new InputGroup[size]);
+        }
+        InputGroup* group = memory.get();
         for (InputTile& tile : tiles_) {
             tile.groups = group;
             group += tile.rows * groups;

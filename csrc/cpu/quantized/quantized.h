@@ -21,10 +21,12 @@ constexpr int kGroup = 32;         // neighbours along K that share a scale
 constexpr int kPanelColumns = 32;  // of a panel
 constexpr int kSteps = kGroup / 4;
 
-constexpr int kBytesOfScales = kPanelColumns * 2;
-constexpr int bytes_of_group(int64_t bits) {  // of a panel
-    return bits == 8 ? kBytesOfScales + kGroup * kPanelColumns : 2 * kBytesOfScales + kGroup * kPanelColumns / 2;
-}
+constexpr int kBytesOfScales = 2 * kPanelColumns;
+constexpr int kBytesOfStep = 4 * kPanelColumns;  // with 4 bits: of two steps
+
+// In a group of a panel: where the values begin, and all of it.
+constexpr int bytes_before_values(int64_t bits) { return bits == 8 ? kBytesOfScales : 2 * kBytesOfScales; }
+constexpr int bytes_of_group(int64_t bits) { return bytes_before_values(bits) + kSteps * kBytesOfStep * int(bits) / 8; }
 
 // Rows of a weight with the same number of bits. octavo/ops/cpu/quantized.py writes these in memory, 8 bytes a field.
 struct QuantizedSegment {
@@ -65,16 +67,13 @@ struct QuantizedJob {
     int64_t num_tiles, k, y_stride;
 };
 
-// Memory that `multiply` needs for itself.
-constexpr int64_t bytes_of_scratch(int64_t k) { return k * kPanelColumns; }
-
 struct QuantizedKernels {
     const char* name;
     int tile_rows;  // the most rows of a tile
     // x [k] into every `stride`-th group.
     void (*quantize)(const float* x, int64_t k, InputGroup* groups, int64_t stride);
     // All tiles times the panels [panel_begin, panel_end).
-    void (*multiply)(const QuantizedJob&, int64_t panel_begin, int64_t panel_end, char* scratch);
+    void (*multiply)(const QuantizedJob&, int64_t panel_begin, int64_t panel_end);
     // Row n of the segment in float32.
     void (*dequantize)(const QuantizedSegment&, int64_t k, int64_t n, float* row);
 };

@@ -8,25 +8,33 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-#ifndef TILE_ROWS
 #if defined(__AVX512VNNI__)
-#define TILE_ROWS 6
-#define TILE_VECTORS 2
+constexpr int kTileRows = 8;
+constexpr int tile_vectors(int) { return 2; }
+#elif defined(__AVX2__) && !defined(__AVXVNNI__)
+constexpr int kTileRows = 6;
+constexpr int tile_vectors(int bits) { return bits == 8 ? 1 : 2; }
 #elif defined(__AVX2__)
-#define TILE_ROWS 4
-#define TILE_VECTORS 2
+constexpr int kTileRows = 6;
+constexpr int tile_vectors(int) { return 2; }
 #elif defined(__aarch64__)
-#define TILE_ROWS 4
-#define TILE_VECTORS 4
+constexpr int kTileRows = 4;
+constexpr int tile_vectors(int) { return 4; }
 #else
-#define TILE_ROWS 3
-#define TILE_VECTORS 1
+constexpr int kTileRows = 3;
+constexpr int tile_vectors(int) { return 1; }
 #endif
-#endif
-constexpr int kTileRows = TILE_ROWS;
-constexpr int kTileVectors = TILE_VECTORS;
 
-constexpr int64_t kTilesAsStored = 2;  // so many tiles open nibbles on their own; for more a panel is opened before
+constexpr int kStreams = 4;  // panels that one tile reads at a time
+
+constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+OCTAVO_INLINE float power_of_two(int64_t exponent) {
+    uint32_t bits = uint32_t(exponent + 127) << 23;
+    float result;
+    memcpy(&result, &bits, sizeof result);
+    return result;
+}
 
 // ---- the input ---------------------------------------------------------------------------------------------------------
 
@@ -52,16 +60,6 @@ OCTAVO_INLINE int32_t sum_of_lanes(I<W> x) {
     return lanes[0];
 }
 
-// Keeps a product from being contracted with a sum: then every instruction set rounds it the same.
-OCTAVO_INLINE F<kFloats> rounded(F<kFloats> x) {
-#if defined(__x86_64__)
-    asm("" : "+v"(x));
-#elif defined(__aarch64__)
-    asm("" : "+w"(x));
-#endif
-    return x;
-}
-
 OCTAVO_INLINE void quantize_group(const float* x, InputGroup& group) {
     F<kFloats> values[kVectorsOfGroup];
     I<kFloats> largest{};
@@ -82,7 +80,9 @@ OCTAVO_INLINE void quantize_group(const float* x, InputGroup& group) {
     I<kFloats> sums{};
 #pragma GCC unroll 8
     for (int v = 0; v < kVectorsOfGroup; ++v) {
-        F<kFloats> shifted = rounded(values[v] * factor) + kRounder;
+        F<kFloats> scaled = values[v] * factor;
+        keep(scaled);  // not contracted with the sum: every instruction set rounds it the same
+        F<kFloats> shifted = scaled + kRounder;
         I<kFloats> integers = (I<kFloats>)shifted - (I<kFloats>)splat<kFloats>(kRounder);
         if (!is_finite) integers = I<kFloats>{};
         sums += integers;
@@ -103,109 +103,83 @@ void quantize(const float* x, int64_t k, InputGroup* groups, int64_t stride) {
 
 // ---- the product -------------------------------------------------------------------------------------------------------
 
-// The panel of a tile and where its results go.
-struct Target {
-    Tile tile;
-    const QuantizedJob& job;
-    float* y;
-    int64_t column, columns;  // of the segment: the first of the panel, and how many of it exist
-};
-
-template <int ROWS, int VECTORS>
-OCTAVO_INLINE void store_results(const Target& t, int first_vector, const Results<ROWS, VECTORS>& results) {
-    const QuantizedSegment& segment = *t.job.segment;
-    float factor;
-    uint32_t bits = uint32_t(segment.exponent + 127) << 23;
-    memcpy(&factor, &bits, sizeof bits);
-#pragma GCC unroll 16
-    for (int r = 0; r < ROWS; ++r) {
-#pragma GCC unroll 8
-        for (int v = 0; v < VECTORS; ++v) {
-            int64_t column = (first_vector + v) * kFloats;
-            F<kFloats> result = results.of[r][v] * factor;  // a power of two: exact
-            if (segment.bias) result = result + load<kFloats>(segment.bias + t.column + column);
-            float* y = t.y + r * t.job.y_stride + column;
-            if (column + kFloats <= t.columns) store<kFloats>(y, result);
-            else if (column < t.columns) memcpy(y, &result, (t.columns - column) * sizeof(float));
-        }
-    }
-}
-
-using RunPanel = void (*)(const Target&);
-
-// A tile of rows with all columns of a panel.
-template <Form FORM, int ROWS>
-void run_panel(const Target& target) {
-    constexpr int vectors = ROWS == 1 ? kPanelVectors : kTileVectors;
-#pragma GCC unroll 1
-    for (int v = 0; v < kPanelVectors; v += vectors) {
-        Tile tile = target.tile;
-        tile.scales += v * kFloats * 2;
-        tile.values += v * kBytesOfVector;
-        Results<ROWS, vectors> results;
-        run_tile<FORM, ROWS, vectors>(tile, results);
-        store_results<ROWS, vectors>(target, v, results);
-    }
-}
-
-template <Form FORM, int ROWS>
-RunPanel run_panel_of(int rows) {
-    if constexpr (ROWS > 1) {
-        if (rows < ROWS) return run_panel_of<FORM, ROWS - 1>(rows);
-    }
-    return run_panel<FORM, ROWS>;
-}
-
-// The nibbles of a panel, a byte each.
-void open_panel(const char* values, int64_t groups, char* opened) {
-    for (int64_t g = 0; g < groups; ++g) {
-        for (int pair = 0; pair < kSteps / 2; ++pair) {
-            for (int v = 0; v < kPanelVectors; ++v) {
-                Bytes both = load_bytes(values + pair * kBytesOfStep + v * kBytesOfVector);
-                Bytes even = both & uint8_t(15), odd = (Bytes)((U<kFloats>)both >> 4) & uint8_t(15);
-                memcpy(opened + 2 * pair * kBytesOfStep + v * kBytesOfVector, &even, sizeof even);
-                memcpy(opened + (2 * pair + 1) * kBytesOfStep + v * kBytesOfVector, &odd, sizeof odd);
-            }
-        }
-        values += bytes_of_group(4);
-        opened += kGroup * kPanelColumns;
-    }
-}
-
-template <Form FORM>
-void run_tiles(const QuantizedJob& job, int64_t panel, Tile tile, int64_t bytes) {
-    int64_t column = panel * kPanelColumns;
-    Target target{tile, job, nullptr, column, job.segment->n - column};
-    int64_t step = (bytes / job.num_tiles / tile.groups + 63) / 64 * 64;
-    for (int64_t i = 0; i < job.num_tiles; ++i) {
-        const InputTile& rows = job.tiles[i];
-        target.tile.x = rows.groups;
-        target.tile.ahead = tile.ahead + bytes * i / job.num_tiles;
-        target.tile.ahead_step = step;
-        target.y = rows.y + job.segment->column + column;
-        run_panel_of<FORM, kTileRows>(rows.rows)(target);
-    }
-}
-
-void multiply(const QuantizedJob& job, int64_t panel_begin, int64_t panel_end, char* scratch) {
+template <int ROWS>
+OCTAVO_INLINE void store_panel(const QuantizedJob& job, int64_t panel, float* y, const PanelSums<ROWS>& results) {
     const QuantizedSegment& segment = *job.segment;
-    int64_t groups = job.k / kGroup, step = bytes_of_group(segment.bits), bytes = groups * step;
-    bool is_opened = segment.bits == 4 && job.num_tiles > kTilesAsStored;
-    for (int64_t p = panel_begin; p < panel_end; ++p) {
-        const char* panel = segment.panels + p * bytes;
-        const char* values = panel + (segment.bits == 8 ? 1 : 2) * kBytesOfScales;
-        Tile tile{nullptr, panel, values, step, step, groups, panel + bytes, 0};
-        if (segment.bits == 8) {
-            run_tiles<Form::bytes>(job, p, tile, bytes);
-        } else if (is_opened) {
-            open_panel(values, groups, scratch);
-            tile.values = scratch;
-            tile.values_step = kGroup * kPanelColumns;
-            run_tiles<Form::opened>(job, p, tile, bytes);
-        } else {
-            run_tiles<Form::nibbles>(job, p, tile, bytes);
+    float factor = power_of_two(segment.exponent);
+    int64_t begin = panel * kPanelColumns, columns = segment.n - begin;  // of the panel; if it has fewer, it is padded
+    y += segment.column + begin;
+#pragma GCC unroll 8
+    for (int v = 0; v < kPanelVectors; ++v) {
+        int64_t column = v * kFloats;
+        F<kFloats> bias = segment.bias ? load<kFloats>(segment.bias + begin + column) : F<kFloats>{};
+#pragma GCC unroll 16
+        for (int r = 0; r < ROWS; ++r) {
+            F<kFloats> result = results.of[v][r] * factor + bias;  // the product is exact
+            float* target = y + r * job.y_stride + column;
+            if (column + kFloats <= columns) store<kFloats>(target, result);
+            else if (column < columns) memcpy(target, &result, (columns - column) * sizeof(float));
         }
     }
+}
+
+template <int BITS, int ROWS, bool IS_STREAM>
+void run_panels(const QuantizedJob& job, const InputTile& rows, const Tile& tile, int64_t panel) {
+    PanelSums<ROWS> results[IS_STREAM ? kStreams : 1];
+    constexpr int vectors = IS_STREAM && ROWS == 1 ? kPanelVectors : tile_vectors(BITS);
+    if constexpr (IS_STREAM) run_streams<BITS, ROWS, vectors>(tile, results);
+    else run_shared<BITS, ROWS, vectors>(tile, *results);
+    for (int p = 0; p < tile.num_panels; ++p) store_panel<ROWS>(job, panel + p, rows.y, results[p]);
+}
+
+using RunPanels = void (*)(const QuantizedJob&, const InputTile&, const Tile&, int64_t panel);
+
+// Of several tiles, which are balanced, none is smaller than half of the largest.
+template <int BITS, int ROWS, bool IS_STREAM>
+RunPanels run_panels_of(int rows) {
+    if constexpr (ROWS > (IS_STREAM ? 1 : kTileRows / 2)) {
+        if (rows < ROWS) return run_panels_of<BITS, ROWS - 1, IS_STREAM>(rows);
+    }
+    return run_panels<BITS, ROWS, IS_STREAM>;
+}
+
+template <int BITS>
+void stream_panels(const QuantizedJob& job, int64_t panel_begin, int64_t panel_end) {
+    int64_t groups = job.k / kGroup, bytes = groups * bytes_of_group(BITS), panels = panel_end - panel_begin;
+    const InputTile& rows = *job.tiles;
+    RunPanels run = run_panels_of<BITS, kTileRows, true>(rows.rows);
+    int64_t rounds = divide_up(panels, kStreams);
+    for (int64_t round = 0; round < rounds; ++round) {
+        int64_t p = panel_begin + panels * round / rounds, next = panel_begin + panels * (round + 1) / rounds;
+        run(job, rows, {rows.groups, job.segment->panels + p * bytes, int(next - p), bytes, groups, nullptr, 0}, p);
+    }
+}
+
+// Each panel is used by all tiles before the next one, of which each of them brings a part close.
+template <int BITS>
+void share_panels(const QuantizedJob& job, int64_t panel_begin, int64_t panel_end) {
+    int64_t groups = job.k / kGroup, bytes = groups * bytes_of_group(BITS);
+    int64_t rounds = groups * (kPanelVectors / tile_vectors(BITS));  // of a tile, each with a prefetch
+    for (int64_t p = panel_begin; p < panel_end; ++p) {
+        const char* panel = job.segment->panels + p * bytes;
+        for (int64_t i = 0; i < job.num_tiles; ++i) {
+            const InputTile& rows = job.tiles[i];
+            const char* ahead = panel + bytes + bytes * i / job.num_tiles;
+            Tile tile{rows.groups, panel, 1, 0, groups, ahead, divide_up(bytes, job.num_tiles * rounds)};
+            run_panels_of<BITS, kTileRows, false>(rows.rows)(job, rows, tile, p);
+        }
+    }
+}
+
+template <int BITS>
+void multiply_panels(const QuantizedJob& job, int64_t panel_begin, int64_t panel_end) {
+    auto run = job.num_tiles == 1 ? stream_panels<BITS> : share_panels<BITS>;
+    run(job, panel_begin, panel_end);
+}
+
+void multiply(const QuantizedJob& job, int64_t panel_begin, int64_t panel_end) {
+    auto run = job.segment->bits == 8 ? multiply_panels<8> : multiply_panels<4>;
+    run(job, panel_begin, panel_end);
 }
 
 // ---- a row of a weight -------------------------------------------------------------------------------------------------
@@ -220,13 +194,11 @@ void dequantize(const QuantizedSegment& segment, int64_t k, int64_t n, float* ro
     int64_t step = bytes_of_group(segment.bits), column = n % kPanelColumns;
     const char* group = segment.panels + n / kPanelColumns * (k / kGroup) * step;
     bool is_bytes = segment.bits == 8;
-    float factor;
-    uint32_t bits = uint32_t(segment.exponent + 127) << 23;
-    memcpy(&factor, &bits, sizeof bits);
+    float factor = power_of_two(segment.exponent);
     for (int64_t g = 0; g < k / kGroup; ++g, group += step, row += kGroup) {
         float scale = f16_at(group + 2 * column);
         float minimum = is_bytes ? 0.0f : f16_at(group + kBytesOfScales + 2 * column);
-        const char* values = group + (is_bytes ? 1 : 2) * kBytesOfScales + 4 * column;
+        const char* values = group + bytes_before_values(segment.bits) + 4 * column;
         for (int i = 0; i < kGroup; ++i) {
             int s = i / 4;
             uint8_t byte = uint8_t(values[(is_bytes ? s : s / 2) * kBytesOfStep + i % 4]);
