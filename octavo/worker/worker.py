@@ -1,11 +1,14 @@
 """The worker: one device's share of the model. Loads the weights, owns the KV cache memory, runs steps."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
 from octavo.config.engine_config import CacheConfig, LoadConfig, ParallelConfig, SchedulerConfig, WorkerConfig
 from octavo.config.model import ModelConfig
+from octavo.errors import InvalidInput, describe
 from octavo.layers.context import LayerContext
 from octavo.loader.checkpoint import open_checkpoint
 from octavo.loader.weights import load_weights
@@ -35,7 +38,11 @@ class Worker:
 
     @torch.inference_mode()
     def load_model(self, max_model_len: int) -> None:
-        """Read the weights. Raises InvalidInput if the files do not hold the model."""
+        """Read the weights. Raises InvalidInput if the files do not hold the model, or memory is refused."""
+        with _memory_for("the weights", "use a smaller model or dtype"):
+            self._load_model(max_model_len)
+
+    def _load_model(self, max_model_len: int) -> None:
         started = time.monotonic()
         context = LayerContext(platform=self.platform, dtype=DTYPES[self._config.dtype], parallel=self._parallel)
         model_class = get_model_class(self._model_config.architecture)
@@ -47,7 +54,15 @@ class Worker:
 
     @torch.inference_mode()
     def initialize_cache(self, scheduler: SchedulerConfig, cache: CacheConfig, vocab_size: int) -> None:
-        """Allocate the KV cache and the request rows. vocab_size: tokens the tokenizer knows."""
+        """Allocate the KV cache and the request rows. vocab_size: tokens the tokenizer knows.
+
+        Raises:
+            InvalidInput: memory is refused.
+        """
+        with _memory_for("the KV cache", "lower kv_cache_memory"):
+            self._initialize_cache(scheduler, cache, vocab_size)
+
+    def _initialize_cache(self, scheduler: SchedulerConfig, cache: CacheConfig, vocab_size: int) -> None:
         kv_caches = [
             self.platform.allocate_kv_cache(spec, cache.num_blocks, cache.block_size)
             for spec in self.model.kv_cache_specs(self._config.kv_cache_dtype)
@@ -68,3 +83,17 @@ class Worker:
     def reset(self) -> None:
         """Forget every request, after a step that failed half-way."""
         self.runner.reset()
+
+
+@contextmanager
+def _memory_for(what: str, way_out: str) -> Iterator[None]:
+    """The plan asks how much memory there is; the system may refuse it all the same (a limit on address space)."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and "allocate memory" not in str(error):
+            raise
+        raise InvalidInput(
+            f"the system refuses the memory for {what} ({describe(error, 120)}): {way_out}, "
+            "or raise the limit (ulimit -v)"
+        ) from error
