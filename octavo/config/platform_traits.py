@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+PACKED_GROUP_BYTES = {8: 34, 4: 20}
+"""Bits -> bytes of 32 weights with a scale, and in 4 bits a minimum, in float16."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class WorkspaceTraits:
@@ -31,3 +34,7 @@ class PlatformTraits:
     """Kind of layer -> the kernel that computes it."""
     kernels_reason: str = ""
     """Why these kernels."""
+    weight_bits: tuple[int, ...] = ()
+    """Bits of weights that there are kernels for: 8, 4. What comes in others is dequantised."""
+    weight_group_bytes: Mapping[int, int] = field(default_factory=lambda: dict(PACKED_GROUP_BYTES))
+    """Those bits -> bytes that 32 packed weights take, their scale and minimum among them."""

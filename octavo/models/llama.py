@@ -113,7 +113,6 @@ class LlamaForCausalLM(CausalLM):
         for layer in self.layers:
             layer.finish()
         self.lm_head.finish()
-        self.embed_tokens.finish()
 
     def kv_cache_specs(self, kv_dtype: str) -> list[KVCacheSpec]:
         num_kv_heads, _ = kv_heads_of_rank(self.ctx, self.config.num_kv_heads)
