@@ -145,8 +145,11 @@ def _find_exhausted(logits: Tensor, inputs: SamplingInputs) -> dict[int, str]:
 def _find_broken(logits: Tensor, token_ids: Tensor, batch: SamplingBatch) -> dict[int, str]:
     """Rows whose logits are no numbers: they would draw some token all the same."""
     # the greatest logit of a row that holds a NaN is NaN; a greedy row has drawn it
-    greatest = logits.gather(1, token_ids.unsqueeze(1)).squeeze(1) if batch.all_greedy else logits.amax(dim=-1)
-    broken = (~greatest.isfinite()).nonzero().squeeze(1).tolist()
+    if batch.all_greedy:
+        greatest = logits.numpy()[np.arange(len(token_ids)), token_ids.numpy()]
+    else:
+        greatest = logits.amax(dim=-1).numpy()
+    broken = np.flatnonzero(~np.isfinite(greatest)).tolist()
     reason = "the model's logits are not finite; its weights are damaged, or too large for its dtype"
     return dict.fromkeys(broken, reason)
 

@@ -55,7 +55,8 @@ class ModelRunner:
         x = self.model.embed(batch.input_ids)
         insert_embeds(x, embeds_of_step(self.rows, batch))
         hidden = self._forward(x, batch.positions, batch.attention)
-        logits = self.model.compute_logits(hidden[batch.logits_indices])
+        sampling_all = len(batch.logits_indices) == len(hidden)  # a step of decoding: one token a request
+        logits = self.model.compute_logits(hidden if sampling_all else hidden[batch.logits_indices])
         prompt_logprobs = self._compute_prompt_logprobs(step.request_ids, batch, hidden)
         self._pending = _PendingStep(step.request_ids, batch, logits, prompt_logprobs)
 

@@ -2,12 +2,15 @@
 
 import ctypes
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
 from octavo.config.engine_config import CacheConfig, LoadConfig, ParallelConfig, SchedulerConfig, WorkerConfig
 from octavo.config.model import ModelConfig
 from octavo.config.weights import report_kernels
+from octavo.errors import InvalidInput, describe
 from octavo.layers.context import LayerContext
 from octavo.loader.checkpoint import open_checkpoint
 from octavo.loader.weights import load_weights
@@ -38,7 +41,11 @@ class Worker:
 
     @torch.inference_mode()
     def load_model(self, max_model_len: int) -> None:
-        """Read the weights. Raises InvalidInput if the files do not hold the model."""
+        """Read the weights. Raises InvalidInput if the files do not hold the model, or memory is refused."""
+        with _memory_for("the weights", "use a smaller model or dtype"):
+            self._load_model(max_model_len)
+
+    def _load_model(self, max_model_len: int) -> None:
         started = time.monotonic()
         context = LayerContext(platform=self.platform, dtype=DTYPES[self._config.dtype], parallel=self._parallel)
         model_class = get_model_class(self._model_config.architecture)
@@ -52,7 +59,15 @@ class Worker:
 
     @torch.inference_mode()
     def initialize_cache(self, scheduler: SchedulerConfig, cache: CacheConfig, vocab_size: int) -> None:
-        """Allocate the KV cache and the request rows. vocab_size: tokens the tokenizer knows."""
+        """Allocate the KV cache and the request rows. vocab_size: tokens the tokenizer knows.
+
+        Raises:
+            InvalidInput: memory is refused.
+        """
+        with _memory_for("the KV cache", "lower kv_cache_memory"):
+            self._initialize_cache(scheduler, cache, vocab_size)
+
+    def _initialize_cache(self, scheduler: SchedulerConfig, cache: CacheConfig, vocab_size: int) -> None:
         kv_caches = [
             self.platform.allocate_kv_cache(spec, cache.num_blocks, cache.block_size)
             for spec in self.model.kv_cache_specs(self._config.kv_cache_dtype)
@@ -85,3 +100,17 @@ def _trim_heap() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+@contextmanager
+def _memory_for(what: str, way_out: str) -> Iterator[None]:
+    """The plan asks how much memory there is; the system may refuse it all the same (a limit on address space)."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and "allocate memory" not in str(error):
+            raise
+        raise InvalidInput(
+            f"the system refuses the memory for {what} ({describe(error, 120)}): {way_out}, "
+            "or raise the limit (ulimit -v)"
+        ) from error
