@@ -30,6 +30,8 @@ class PlatformTraits:
     """What dtype "auto" means, and why."""
     kv_cache_dtypes: tuple[str, ...]
     workspace: WorkspaceTraits
+    head_size_multiple: int = 1
+    """What the head sizes of its attention are multiples of."""
     kernels: Mapping[str, str] = field(default_factory=dict)
     """Kind of layer -> the kernel that computes it."""
     kernels_reason: str = ""

@@ -58,6 +58,11 @@ def resolve(
             f"kv_cache_dtype={kv_cache_dtype!r} is not supported by the {platform.name} platform; "
             f"use one of {', '.join(platform.kv_cache_dtypes)}"
         )
+    if model.head_dim % platform.head_size_multiple:
+        raise InvalidInput(
+            f"this model's head size is {model.head_dim}, and the {platform.name} platform's attention takes multiples "
+            f"of {platform.head_size_multiple}; use platform='reference'"
+        )
     scheduler = _scheduler_config(args, model)
     num_threads = machine.num_cores if args.num_threads is None else args.num_threads
     demand = _Demand.of(args, model, scheduler, kv_cache_dtype, sum(sizes.values()), platform.workspace)

@@ -104,6 +104,8 @@ class Platform(ABC):
 
     name: str
     workspace: WorkspaceTraits
+    head_size_multiple: int = 1
+    """What the head sizes of its attention are multiples of."""
     kernels_reason: str = ""
     """Why it computes with these kernels, for people."""
     weight_bits: tuple[int, ...] = ()
@@ -118,6 +120,7 @@ class Platform(ABC):
             auto_dtype=self.default_dtype(checkpoint_dtype),
             kv_cache_dtypes=self.kv_cache_dtypes,
             workspace=self.workspace,
+            head_size_multiple=self.head_size_multiple,
             kernels=self.kernel_report(),
             kernels_reason=self.kernels_reason,
             weight_bits=self.weight_bits,

@@ -100,7 +100,7 @@ def test_wrong_numbers_of_params_or_priorities_are_refused(make_llm):
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("dtype", "int3"), ("scheduling_policy", "lifo"), ("kv_cache_dtype", "fp8"), ("kv_cache_dtype", "nibble"),
+        ("dtype", "int3"), ("scheduling_policy", "lifo"), ("kv_cache_dtype", "fp8_e5m2"), ("kv_cache_dtype", "nibble"),
         ("block_size", 7), ("block_size", 0), ("max_num_seqs", 0), ("max_model_len", 0), ("max_model_len", 10**6),
         ("tensor_parallel_size", 2), ("quantization", "awq"), ("speculative_config", {"method": "ngram"}),
         ("kv_cache_memory", "2 parsecs"), ("num_kv_blocks", 0), ("load_format", "pickle"), ("num_threads", 0),
@@ -290,16 +290,16 @@ def test_a_step_that_fails_leaves_a_usable_engine_and_the_same_answers(make_llm)
     llm = make_llm()
     expected = llm.generate("Hello", GREEDY)[0].outputs[0].token_ids
     runner = llm.llm_engine.client.core.executor.worker.runner
-    forward = runner.model.forward
+    forward = runner._forward
 
     def fail_once(*args):
-        runner.model.forward = forward
+        runner._forward = forward
         raise MemoryError("out of memory")
 
     engine = llm.llm_engine
     engine.add_request("other", "Hello", GREEDY)
     engine.step()
-    runner.model.forward = fail_once
+    runner._forward = fail_once
     with pytest.raises(MemoryError):
         llm.generate("doomed", GREEDY)
     llm.audit()

@@ -12,10 +12,14 @@ def _native():
     pytest.importorskip("octavo.ops.cpu._native")
 
 
-def test_a_head_size_without_a_kernel_names_the_option_that_runs_the_model(make_llm, tmp_path):
+def test_a_head_size_without_a_kernel_is_refused_before_loading_with_the_option_that_runs_it(
+    make_llm, tmp_path, monkeypatch
+):
     model = write_model(tmp_path / "odd", head_dim=20)
-    with pytest.raises(ValueError, match=r"20; use platform='reference'"):
-        make_llm(model)
+    with monkeypatch.context() as patched:
+        patched.setattr("octavo.worker.worker.Worker.load_model", lambda *_: pytest.fail("it was loaded"))
+        with pytest.raises(ValueError, match=r"head size is 20, .*multiples of 8; use platform='reference'"):
+            make_llm(model)
     assert make_llm(model, platform="reference").generate([1, 2], SamplingParams(temperature=0, max_tokens=2))
 
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from octavo.errors import InvalidInput
 from octavo.ops.cpu import _native
+from octavo.ops.cpu.traits import HEAD_SIZE_MULTIPLE
 from octavo.ops.interface import DTYPES, AttentionMetadata, KVCache
 from octavo.protocol.kv_cache_spec import KVCacheSpec
 
-_HEAD_DIM_MULTIPLE = 8
 _BLOCK_SIZE_MULTIPLE = 8
 _MAX_BLOCK_SIZE = 128
 _NO_WINDOW = 2**30  # more than any context, and sums with positions stay within 32 bits
@@ -45,11 +45,8 @@ def allocate_kv_cache(spec: KVCacheSpec, num_blocks: int, block_size: int) -> KV
         InvalidInput: a head size or block size that the kernels do not have.
     """
     for head_dim in (spec.head_dim_k, spec.head_dim_v):
-        if head_dim < 1 or head_dim % _HEAD_DIM_MULTIPLE:
-            raise InvalidInput(
-                f"the cpu platform's attention takes head sizes that are multiples of {_HEAD_DIM_MULTIPLE}, "
-                f"and this model's is {head_dim}; use platform='reference'"
-            )
+        if head_dim < 1 or head_dim % HEAD_SIZE_MULTIPLE:
+            raise InvalidInput(f"head sizes are multiples of {HEAD_SIZE_MULTIPLE} on the cpu platform, not {head_dim}")
     if not 0 < block_size <= _MAX_BLOCK_SIZE or block_size % _BLOCK_SIZE_MULTIPLE:
         raise InvalidInput(
             f"block_size is {block_size}, and the cpu platform takes multiples of {_BLOCK_SIZE_MULTIPLE} "

@@ -27,6 +27,7 @@ class CpuPlatform(Platform):
 
     name = traits.NAME
     workspace = traits.WORKSPACE
+    head_size_multiple = traits.HEAD_SIZE_MULTIPLE
     weight_bits = traits.WEIGHT_BITS
 
     _alive: ClassVar[WeakSet["CpuPlatform"]] = WeakSet()

@@ -11,6 +11,7 @@ from octavo.ops.cpu import _native
 NAME = "cpu"
 KV_CACHE_DTYPES = ("float32", "bfloat16", "float16", "int8", "fp8")
 WEIGHT_BITS = (8, 4)
+HEAD_SIZE_MULTIPLE = 8
 KINDS = ("linear", "embedding", "norm", "rope", "attention", "sample")
 # attention keeps results of partitions, never more than these; sampling works on the logits as they are
 WORKSPACE = WorkspaceTraits(scores_at_once=2**22, score_bytes=4, gathers_kv=False, sampling_bytes=8)
@@ -53,6 +54,7 @@ def platform_traits(checkpoint_dtype: str) -> PlatformTraits:
         auto_dtype=default_dtype(isa, checkpoint_dtype),
         kv_cache_dtypes=KV_CACHE_DTYPES,
         workspace=WORKSPACE,
+        head_size_multiple=HEAD_SIZE_MULTIPLE,
         kernels=kernel_report(isa),
         kernels_reason=reason,
         weight_bits=WEIGHT_BITS,

@@ -198,7 +198,8 @@ LIMITS = "Limit                     Soft Limit           Hard Limit           Un
 
 
 @pytest.mark.parametrize(
-    ("limit", "used", "source"), [("Max address space", "VmSize", "ulimit -v"), ("Max data size", "VmData", "ulimit -d")]
+    ("limit", "used", "source"),
+    [("Max address space", "VmSize", "ulimit -v"), ("Max data size", "VmData", "ulimit -d")],
 )
 def test_a_ulimit_on_memory_is_what_is_left_of_it(machine, limit, used, source):
     status = f"Cpus_allowed_list:\t0-63\n{used}:\t  {2**20} kB\n"
