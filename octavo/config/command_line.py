@@ -58,6 +58,7 @@ class _Option:
     choices: tuple[str, ...] = ()
     may_be_none: bool = False
     is_positional: bool = False
+    is_required: bool = False
     is_list: bool = False
     is_repeated: bool = False
     """Of a list: each value has the flag before it, instead of the flag before all of them."""
@@ -78,7 +79,9 @@ def _options(kind: Any) -> Iterator[_Option]:
         if dataclasses.is_dataclass(hint):
             yield from _options(hint)
         else:
-            yield _option(field.name, kind, hint, marks)
+            option = _option(field.name, kind, hint, marks)
+            has_default = (field.default, field.default_factory) != (dataclasses.MISSING, dataclasses.MISSING)
+            yield dataclasses.replace(option, is_required=not has_default and not option.is_list)
 
 
 def _option(name: str, owner: type, hint: Any, marks: Sequence[object]) -> _Option:
@@ -91,7 +94,7 @@ def _option(name: str, owner: type, hint: Any, marks: Sequence[object]) -> _Opti
         choices = ("True", "False")
     value = parts[0] if len(parts) == 1 and parts[0] in (bool, int, float) and not choices else str
     is_positional, is_repeated = (any(mark is one for mark in marks) for one in (_POSITIONAL, _REPEATED))
-    return _Option(name, owner, value, choices, may_be_none, is_positional, is_list, is_repeated)
+    return _Option(name, owner, value, choices, may_be_none, is_positional, is_list=is_list, is_repeated=is_repeated)
 
 
 def _union(hint: Any) -> list[Any]:
@@ -105,7 +108,8 @@ class _Reader:
         options = list(_options(kind))
         self._prog = prog
         self._later = later
-        self._positional = next((option for option in options if option.is_positional), None)
+        self._positionals = [option for option in options if option.is_positional]
+        self._takes_many = any(option.is_list for option in self._positionals)
         self._options = {option.name: option for option in options if not option.is_positional}
         self._switches = {
             f"no_{option.name}": option for option in self._options.values() if option.value is bool and pairs
@@ -139,20 +143,28 @@ class _Reader:
             yield from ("--", *texts)
 
     def _check_no_switch_value(self, word: str) -> None:
-        takes_many = self._positional is not None and self._positional.is_list
-        if self._last_switch is not None and word.lower() in _TRUTHS and not takes_many:
+        if self._last_switch is not None and word.lower() in _TRUTHS and not self._takes_many:
             raise self._no_switch_value(self._last_switch, word)
         self._last_switch = None
 
     def _check_texts(self, texts: Sequence[str]) -> None:
-        if self._positional is None and texts:
+        most = len(self._positionals)
+        if not most and texts:
             raise InvalidInput(
                 f"{short_repr(texts[0])} is no option, and {self._prog} takes nothing else; {self._see()}"
             )
-        if len(texts) > 1 and self._positional is not None and not self._positional.is_list:
+        if len(texts) > most and not self._takes_many:
+            takes = "one" if most == 1 else str(most)
             raise InvalidInput(
-                f"{short_repr(texts[1])} is one too many: {self._prog} takes one beside its options; {self._see()}"
+                f"{short_repr(texts[most])} is one too many: {self._prog} takes {takes} beside its options; "
+                f"{self._see()}"
             )
+        missing = [option.name for option in self._positionals[len(texts) :] if option.is_required]
+        if missing:
+            raise InvalidInput(f"{self._prog} needs {' and '.join(missing)}; {self._see()}")
+        if not self._takes_many:
+            for option, text in zip(self._positionals, texts, strict=False):
+                self._check_value(option, text)
 
     def _take_flag(self, word: str, words: deque[str]) -> Iterator[str]:
         """Check one option, and its value, which is taken from the words."""

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from octavo.config.resolve import make_engine_args
-from octavo.engine.admission import AdmissionQueue, Load
+from octavo.engine.admission import AdmissionQueue, Load, PromptGroup
 from octavo.engine.assemble import encode_config, make_front_end
 from octavo.engine.core_client import SocketClient
 from octavo.engine.input_processor import Prompt
@@ -58,6 +58,7 @@ class AsyncLLM:
         step_timeout: float = 600.0,
         max_queued_requests: int | None = None,
         max_queued_tokens: int | None = None,
+        max_wide_logprobs: int | None = None,
         **options: Any,
     ) -> None:
         """`options` are the fields of `octavo.config.engine_args.EngineArgs`.
@@ -69,6 +70,8 @@ class AsyncLLM:
             step_timeout: seconds in one and the same step after which it is.
             max_queued_requests: requests that may wait for the core to begin them; None: no bound.
             max_queued_tokens: prompt tokens that may wait; None: no bound. A longer one is taken when no other waits.
+            max_wide_logprobs: log-probabilities that all answers with many for each token may hold together; None: no
+                bound.
 
         Raises:
             InvalidInput (a ValueError): a value is refused, the model cannot be had or does not fit. What only shows
@@ -80,8 +83,10 @@ class AsyncLLM:
         heartbeat_timeout = _seconds("heartbeat_timeout", heartbeat_timeout)
         step_timeout = _seconds("step_timeout", step_timeout)
         args = make_engine_args(model=model, **options)
-        self._admission = AdmissionQueue(max_queued_requests, max_queued_tokens, is_fair=args.fair_share)
-        front_end = make_front_end(args)
+        self._admission = AdmissionQueue(
+            max_queued_requests, max_queued_tokens, is_fair=args.fair_share, max_logprobs=max_wide_logprobs
+        )
+        front_end = make_front_end(args, is_core_elsewhere=core == "process")
         self.config = front_end.config
         self._tokenizer = front_end.tokenizer
         self._input_processor = front_end.input_processor
@@ -103,6 +108,7 @@ class AsyncLLM:
         *,
         priority: int = 0,
         tenant: str | None = None,
+        group: PromptGroup | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Complete one prompt; yields as `sampling_params.output_kind` says, everything so far by default.
 
@@ -115,15 +121,18 @@ class AsyncLLM:
             request_id: what the outputs and `abort` call it. It need not be unique; None: one is made up.
             priority: lower first; needs scheduling_policy="priority" to matter.
             tenant: whom it is for; needs fair_share=True to matter. None is one tenant too.
+            group: one for all prompts that are asked for together.
 
         Raises:
-            InvalidInput (a ValueError): the prompt or a parameter is refused; then nothing has been queued.
+            InvalidInput (a ValueError): the prompt or a parameter is refused, or the group alone is more than can be
+                queued; then nothing has been queued.
             Overloaded: the queue is full; then nothing has been queued.
             EngineDeadError: the core is gone.
             RuntimeError: the step that computed this request failed; the engine lives on.
         """
         thread = self._thread_for(prompt)
-        return self._read(request_id, lambda: (prompt, None), thread, _own_copy(sampling_params), priority, tenant)
+        copy = _own_copy(sampling_params)
+        return self._read(request_id, lambda: (prompt, None), thread, copy, priority, tenant, group)
 
     def chat(
         self,
@@ -269,11 +278,12 @@ class AsyncLLM:
         params: SamplingParams | Exception | None,
         priority: int,
         tenant: str | None,
+        group: PromptGroup | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Submit a request and hand out what comes; whatever ends this, the request ends with it."""
         if isinstance(params, Exception):
             raise params
-        stream = self._hub.open(user_id, tenant)
+        stream = self._hub.open(user_id, tenant, group)
         try:
             submitted = thread.submit(self._hub.submit, stream, make_prompt, params, priority, tenant)
             await asyncio.wrap_future(submitted)

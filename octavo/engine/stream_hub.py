@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from octavo import envs
-from octavo.engine.admission import AdmissionQueue
+from octavo.engine.admission import AdmissionQueue, PromptGroup
 from octavo.engine.assemble import FrontEnd
 from octavo.engine.core_client import SocketClient
 from octavo.engine.input_processor import Prompt
@@ -23,12 +23,16 @@ from octavo.engine.request_stream import RequestStream, wake
 from octavo.errors import InvalidInput
 from octavo.metrics.stat_logger import StatLogger
 from octavo.protocol.core_messages import AbortRequests, AddRequest, RequestFailure, StepOutputs
-from octavo.protocol.messages import sample_request_ids
+from octavo.protocol.messages import EngineCoreRequest, sample_request_ids
 from octavo.protocol.outputs import RequestOutput
 from octavo.protocol.sampling_params import RequestOutputKind, SamplingParams
 
 PromptMaker: TypeAlias = Callable[[], tuple[Prompt, str | None]]
 """Makes a prompt, and its text if that is not in the prompt. Runs in the tokenizer's thread."""
+
+
+USUAL_LOGPROBS = 64
+"""A token. An answer with more is a wide one."""
 
 
 class StreamHub:
@@ -41,6 +45,7 @@ class StreamHub:
         self._admission = admission
         self._input_processor = front_end.input_processor
         self._output_processor = front_end.output_processor
+        self._vocab_size = front_end.vocab_size
         self._resolve_lock = threading.Lock()
         self._output_lock = threading.Lock()
         self._is_core_elsewhere = is_core_elsewhere
@@ -51,7 +56,7 @@ class StreamHub:
 
     # Called by readers. Nothing here waits for another thread.
 
-    def open(self, user_id: str | None, tenant: str | None = None) -> RequestStream:
+    def open(self, user_id: str | None, tenant: str | None = None, group: PromptGroup | None = None) -> RequestStream:
         """A stream for the event loop that runs now. Raises what ended the core, InvalidInput, or Overloaded."""
         self.client.check()
         if user_id is not None and not isinstance(user_id, str):
@@ -60,7 +65,7 @@ class StreamHub:
             parse_text("tenant", tenant)
         request_id = next(self._request_ids)
         stream = RequestStream(request_id, request_id if user_id is None else user_id)
-        self._admission.enter(request_id, tenant)
+        self._admission.enter(request_id, tenant, group)
         self.streams[request_id] = stream
         return stream
 
@@ -106,6 +111,7 @@ class StreamHub:
         self._admission.set_tokens(stream.request_id, len(tokenized.token_ids))
         with self._resolve_lock:
             request = processor.resolve(stream.user_id, tokenized, params, priority)
+        self._admission.set_logprobs(stream.request_id, _num_wide_logprobs(request, self._vocab_size))
         request.request_id, request.tenant = stream.request_id, tenant
         request.arrival_time = stream.arrival_time
         stream.n = request.sampling_params.n
@@ -178,6 +184,15 @@ class StreamHub:
                 self._admission.leave(stream.request_id)
                 self.client.post(AbortRequests([stream.request_id]))  # its other samples
                 wake([stream])
+
+
+def _num_wide_logprobs(request: EngineCoreRequest, vocab_size: int) -> int:
+    """Log-probabilities of an answer at most, if there are many for each token."""
+    params = request.sampling_params
+    num_tokens = params.n * (params.max_tokens or 0)
+    wanted = ((params.logprobs, num_tokens), (params.prompt_logprobs, len(request.prompt_token_ids)))
+    widths = ((vocab_size if number == -1 else number or 0, tokens) for number, tokens in wanted)
+    return sum(width * tokens for width, tokens in widths if width > USUAL_LOGPROBS)
 
 
 def _check_importable(params: SamplingParams | None) -> None:

@@ -11,6 +11,7 @@ import regex
 
 from octavo.errors import InvalidInput, printable, short_repr
 from octavo.protocol.checks import as_int, is_encodable
+from octavo.protocol.foreign_fields import explain
 
 
 class RequestOutputKind(enum.Enum):
@@ -25,12 +26,14 @@ class RequestOutputKind(enum.Enum):
 
 
 class _NamesUnknownFields(type(msgspec.Struct)):  # type: ignore[misc]  # msgspec exports it under no name in all versions
-    """Of a struct made with a field it does not have, the error says which one was meant."""
+    """Of a struct made with a field it does not have, the error says which one was meant, or what to do instead."""
 
     def __call__(cls, *args: Any, **fields: Any) -> Any:
         known = cls.__struct_fields__
-        for name in fields:
-            if name not in known:
+        for name in [name for name in fields if name not in known]:
+            if explain(name, fields[name]):
+                del fields[name]
+            else:
                 near = difflib.get_close_matches(name, known, n=1)
                 hint = f"did you mean {near[0]!r}?" if near else f"the fields are {', '.join(known)}"
                 raise TypeError(f"{short_repr(name)} is no field of {cls.__name__}; {hint}")
@@ -41,7 +44,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, metaclass
     """Sampling parameters of one request, with the names and defaults vLLM users know.
 
     Raises:
-        InvalidInput (a ValueError): a value out of range; the message names the field.
+        InvalidInput (a ValueError): a value out of range, or a field of other engines whose feature is not built; the
+            message names the field.
         TypeError: an unknown field.
     """
 

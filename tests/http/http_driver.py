@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,14 @@ READY = re.compile(r"ready: .* at (\S+)")
 class RunningServer:
     """One server process. `url` and `client` are there once it is ready."""
 
-    def __init__(self, model: str, *flags: str, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, model: str, *flags: str, env: dict[str, str] | None = None, launcher: Sequence[str] = ()
+    ) -> None:
+        """`launcher`: words before the command, which then starts it in its own place."""
         self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  # closed by `close`
         self.process = subprocess.Popen(
             [
-                sys.executable, "-m", "octavo.entrypoints.server", "--model", model, "--host", "127.0.0.1",
+                *launcher, sys.executable, "-m", "octavo.entrypoints.server", "--model", model, "--host", "127.0.0.1",
                 "--port", "0", "--dtype", "float32", "--disable-log-stats", *flags,
             ],
             cwd=ROOT,

@@ -169,6 +169,19 @@ def test_max_tokens_is_clamped_to_the_room_left_and_the_answer_says_so(server):
     assert any(warning.startswith("max_tokens 100000 -> ") for warning in answer["warnings"])
 
 
+def test_a_prompt_may_leave_room_for_one_token_and_no_less(server, start_server):
+    last = server.post(PATH, {"prompt": [65] * 511, "max_tokens": None, "ignore_eos": True}).json()
+    assert last["usage"]["completion_tokens"] == 1
+    assert last["choices"][0]["finish_reason"] == "length"
+    error = server.post(PATH, {"prompt": [65] * 512}).json()["error"]
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
+    assert "512" in error["message"]
+    small = start_server("--num-kv-blocks", "8")
+    assert small.post(PATH, {"prompt": [65] * 127, "max_tokens": 99}).json()["usage"]["completion_tokens"] == 1
+    error = small.post(PATH, {"prompt": [65] * 128}).json()["error"]
+    assert all(number in error["message"] for number in ("128", "8 blocks"))
+
+
 def test_a_salt_keeps_cached_prefixes_apart(server):
     server.post("/reset_prefix_cache", {})
     prompt = "z" * 64

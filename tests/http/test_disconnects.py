@@ -88,6 +88,43 @@ def test_a_client_that_goes_away_while_queued_leaves_the_queue(small_server, str
     wait_for(lambda: is_empty(small_server), "its blocks are not free", 5)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_closes_its_half_gets_its_answer(small_server, stream):
+    body = {**LONG, "max_tokens": 100, "stream": stream, "request_id": f"half-closed-{stream}"}
+    connection = send(small_server, body)
+    connection.shutdown(socket.SHUT_WR)
+    connection.settimeout(60)
+    answer = connection.makefile("rb").read()
+    connection.close()
+    assert answer.removeprefix(b"HTTP/1.1 100 Continue\r\n\r\n").startswith(b"HTTP/1.1 200 OK")
+    assert answer.count(b"HTTP/1.1 200 OK") == 1
+    assert b'"finish_reason":"length"' in answer
+    assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n" if stream else b"}")
+    wait_for(lambda: is_empty(small_server), "its blocks are not free")
+    (line,) = [line for line in small_server.log().splitlines() if f'"cmpl-half-closed-{stream}"' in line]
+    assert "client_aborted" not in line
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_closes_its_half_and_then_goes_away_frees_its_blocks(small_server, stream):
+    connection = send(small_server, {**LONG, "stream": stream, "n": 4})
+    wait_for(lambda: metric(small_server, "num_requests_running") == 4, "not begun")
+    connection.shutdown(socket.SHUT_WR)
+    time.sleep(0.1)
+    assert metric(small_server, "num_requests_running") == 4
+    connection.close()
+    wait_for(lambda: is_empty(small_server), "its blocks are not free", 5)
+
+
+def test_a_half_closed_connection_between_requests_is_closed(small_server):
+    host, port = small_server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=5) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        connection.recv(65536)
+        connection.shutdown(socket.SHUT_WR)
+        assert connection.recv(65536) == b""
+
+
 def test_each_of_them_leaves_one_line_in_the_log(small_server):
     send(small_server, {**LONG, "request_id": "vanishing", "stream": True}).close()
     wait_for(lambda: '"cmpl-vanishing"' in small_server.log(), "no line")

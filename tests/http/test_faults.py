@@ -122,8 +122,9 @@ def test_a_step_that_fails_ends_its_streams_with_an_error_event_and_no_others(st
     for answer in computed:
         assert answer.status == 200
         assert len(answer.events) > 1
-        assert "broken on purpose" in answer.error["message"]
+        assert answer.error["message"] == "the request failed inside the server, whose log says why"
         assert set(answer.error) == {"message", "type", "param", "code"}
+    assert "broken on purpose" in server.log()
     assert whole.is_complete
     assert streamed.is_complete
     assert_nothing_is_left(server)

@@ -130,11 +130,35 @@ def test_other_origins_are_answered_only_where_allowed(server, start_server):
     assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, "https://example.org")
 
 
-def test_a_root_path_is_where_a_proxy_shows_the_server(start_server):
-    server = start_server("--root-path", "/llm", "--api-key", "k")
-    assert server.client.get("/health").status_code == 200
-    assert server.client.get("/v1/models").status_code == 401
-    assert server.client.get("/v1/models", headers={"Authorization": "Bearer k"}).status_code == 200
+@pytest.mark.parametrize("root", ["/llm", "/v1/", "/my%20app/%C3%A9"])
+def test_a_root_path_may_be_there_or_not_and_the_same_doors_are_closed(start_server, root):
+    server = start_server("--root-path", root, "--api-key", "k")
+    key = {"Authorization": "Bearer k"}
+    body = {"prompt": "a", "max_tokens": 1}
+    for prefix in ("", root.rstrip("/")):
+        for path in ("/health", "/health/live", "/health/ready"):
+            assert server.client.get(prefix + path).status_code == 200
+        for path in ("/v1/models", "/openapi.json", "/docs", "/metrics", "/nowhere", "/health/nowhere"):
+            assert server.client.get(prefix + path).status_code == 401, prefix + path
+        assert server.client.get(f"{prefix}/v1/models", headers=key).json()["object"] == "list"
+        assert server.post(f"{prefix}/v1/completions", body).status_code == 401
+        assert server.post(f"{prefix}/v1/completions", body, headers=key).status_code == 200
+        assert server.client.get(f"{prefix}/nowhere", headers=key).status_code == 404
+        document = server.client.get(f"{prefix}/openapi.json", headers=key).json()
+        assert document["servers"] == [{"url": root.rstrip("/")}]
+        assert f'href="{root.rstrip("/")}/openapi.json"' in server.client.get(f"{prefix}/docs", headers=key).text
+    for path in (root, root.rstrip("/") * 2, f"{root.rstrip('/')}x/health"):
+        assert server.client.get(path).status_code == 401
+        assert server.client.get(path, headers=key).status_code == 404
+
+
+def test_the_page_of_the_documentation_comes_without_the_network(server):
+    answer = server.client.get("/docs")
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert "POST /v1/chat/completions" in answer.text
+    assert "http" not in answer.text.replace("HTTP", "").replace("http://localhost", "")
+    assert server.client.get("/redoc").status_code == 404
 
 
 def test_head_is_answered_as_get_is(server):

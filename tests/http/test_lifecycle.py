@@ -117,13 +117,17 @@ def test_https_is_spoken_with_a_certificate(start_server, tmp_path):
 # The signal to end
 
 
-def test_without_work_the_end_comes_at_once(start_server):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_without_work_the_end_comes_at_once_and_is_one_line(start_server, number):
     server = start_server("--dev-endpoints")
-    core = core_pid(server)
+    core, written = core_pid(server), len(server.log())
     started = time.monotonic()
-    assert server.terminate() == 0
+    server.process.send_signal(number)
+    assert server.wait() == 0
     assert time.monotonic() - started < 10
     assert not is_running(core)
+    (line,) = server.log()[written:].splitlines()
+    assert line.endswith(": shutting down")
 
 
 def test_running_work_drains_and_new_work_is_refused(start_server):

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -11,7 +12,7 @@ import time
 
 import pytest
 import uvicorn
-from fault_clients import address
+from fault_clients import address, ask_all, assert_nothing_is_left
 from http_driver import ROOT
 
 from octavo.entrypoints.server import http_protocol
@@ -85,6 +86,108 @@ def test_more_prompts_than_can_ever_wait_are_not_told_to_try_again(start_server)
     assert server.post("/v1/completions", {"prompt": ["a"] * 8, "max_tokens": 1}).status_code == 200
 
 
+@pytest.mark.parametrize("prompts", [["a" * 60] * 4, [[65] * 60] * 4], ids=["texts", "ids"])
+def test_prompts_longer_together_than_can_ever_wait_are_not_told_to_try_again(start_server, prompts):
+    server = start_server("--max-queued-tokens", "200", "--dev-endpoints")
+    response = server.post("/v1/completions", {"prompt": prompts, "max_tokens": 1})
+    assert response.status_code == 400
+    assert "retry-after" not in response.headers
+    error = response.json()["error"]
+    assert error["param"] == "prompt"
+    assert "max_queued_tokens=200" in error["message"]
+    assert server.post("/v1/completions", {"prompt": prompts[:3], "max_tokens": 1}).status_code == 200
+    assert server.post("/v1/completions", {"prompt": "a" * 300, "max_tokens": 1}).status_code == 200
+    assert_nothing_is_left(server)
+
+
+def test_an_answer_of_the_whole_vocabulary_at_every_token_is_bounded(start_server):
+    server = start_server("--max-wide-logprobs", "20000", "--dev-endpoints")  # 259 for each token
+    wide = {"prompt": "a", "logprobs": -1, "ignore_eos": True}
+    for body, named in (
+        ({**wide, "max_tokens": 100}, "25900"),
+        ({**wide, "max_tokens": 40, "n": 2}, "20720"),
+        ({"prompt": "a" * 90, "prompt_logprobs": -1, "max_tokens": 1}, "23310"),
+        ({**wide, "prompt": ["a", "b", "c"], "max_tokens": 30}, "23310"),
+    ):
+        response = server.post("/v1/completions", body)
+        assert response.status_code == 400, response.text
+        assert response.json()["error"]["param"] == "logprobs"
+        assert named in response.json()["error"]["message"]
+        assert "max_wide_logprobs=20000" in response.json()["error"]["message"]
+    assert_nothing_is_left(server)
+    assert server.post("/v1/completions", {**wide, "max_tokens": 70}).status_code == 200
+    narrow = {"prompt": "a", "logprobs": 64, "max_tokens": 400, "ignore_eos": True}
+    assert server.post("/v1/completions", narrow).status_code == 200
+    answers = ask_all(server, [{**wide, "max_tokens": 70, "seed": n} for n in range(6)])
+    assert {answer.status for answer in answers} == {200, 429}
+    assert all(answer.error["code"] == "queue_full" for answer in answers if answer.status == 429)
+    assert_nothing_is_left(server)
+
+
+@pytest.mark.parametrize(
+    ("headers", "said"),
+    [
+        ({"content-encoding": "gzip"}, "content-encoding gzip is not taken"),
+        ({"content-type": "application/json; charset=utf-16"}, "charset utf-16 is not taken"),
+        ({"content-type": 'application/json; charset="latin-1"'}, "charset latin-1 is not taken"),
+    ],
+)
+def test_a_body_in_another_form_is_refused_instead_of_misread(server, headers, said):
+    headers = {"content-type": "application/json", **headers}
+    response = server.client.post("/v1/completions", content=b'{"prompt":"a"}', headers=headers)
+    assert response.status_code == 415
+    assert said in response.json()["error"]["message"]
+
+
+def test_usual_forms_of_a_body_are_taken(server):
+    for headers in (
+        {"content-type": "application/json; charset=UTF-8"},
+        {"content-type": "application/json", "content-encoding": "identity"},
+    ):
+        data = b'{"prompt":"a","max_tokens":1}'
+        assert server.client.post("/v1/completions", content=data, headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        b"transfer-encoding: chunked\r\n\r\nzz\r\n",
+        b"transfer-encoding: chunked\r\n\r\n-1\r\n",
+        b"transfer-encoding: chunked\r\n\r\nffffffffffffffffff\r\n",
+        b"transfer-encoding: chunked\r\n\r\n1\r\n{x\r\n",
+    ],
+)
+def test_a_body_that_is_no_http_gets_an_answer(server, rest):
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    answer = send_raw(server, head + rest)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.count(b"HTTP/1.1") == 1
+    assert b'"code":"invalid_http"' in answer
+
+
+@pytest.mark.parametrize(
+    "request_id",
+    [b"has a space", b"tab\there", b"\xc3\xa9", b"x" * 129, b"", b"esc\x1b[31mred", b"del\x7f"],
+)
+def test_a_request_id_that_is_no_plain_word_is_replaced_and_never_logged(server, request_id):
+    before = len(server.log())
+    body = b'{"prompt":"a","max_tokens":1}'
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nconnection: close\r\n"
+    head += b"content-length: %d\r\nx-request-id: %s\r\n\r\n" % (len(body), request_id)
+    answer = send_raw(server, head + body)
+    status, *lines = answer.partition(b"\r\n\r\n")[0].split(b"\r\n")
+    if b"\x1b" in request_id or b"\x7f" in request_id:  # no header may hold these, and no more is read then
+        assert status.startswith((b"HTTP/1.1 400", b"HTTP/1.1 200"))
+    else:
+        assert status.startswith(b"HTTP/1.1 200")
+    if status.startswith(b"HTTP/1.1 200"):
+        (echoed,) = [line for line in lines if line.lower().startswith(b"x-request-id: ")]
+        assert re.fullmatch(rb"[0-9a-f]{32}", echoed.split(b": ")[1])
+    assert "\x1b" not in server.log()
+    if request_id:
+        assert request_id.decode("latin-1") not in server.log()[before:]
+
+
 @pytest.mark.parametrize("begun", [b"", b"GET /health HTTP/1.1\r\nhost: x\r\n"])
 def test_a_connection_without_a_request_does_not_stay_open(begun, monkeypatch):
     monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.2)
@@ -137,6 +240,14 @@ def test_names_from_requests_cannot_forge_lines_of_the_log(server):
     [
         (("--root-path", "/é"), "root_path"),
         (("--root-path", "/a b"), "root_path"),
+        (("--root-path", "/a%2"), "root_path"),
+        (("--chat-template", "/nowhere/x.jinja"), "chat_template='/nowhere/x.jinja'"),
+        (("--chat-template", "no-such-name"), "chat_template='no-such-name'"),
+        (("--chat-template", "{% if %}"), "the chat template has a syntax error"),
+        (("--chat-template", "/dev/null"), "chat_template='/dev/null' is empty"),
+        (("--enforce-eager",), "enforce_eager=True is not built yet"),
+        (("--port", "x"), "port='x' must be an integer"),
+        (("--drain-timeout", "1e300"), "drain_timeout=1e+300"),
         (("--allowed-origins", "[1]"), "allowed_origins"),
         (("--allowed-origins", ""), "allowed_origins"),
         (("--allowed-methods", "GET"), "allowed_origins"),
@@ -147,7 +258,8 @@ def test_options_that_cannot_work_are_refused_before_the_model_is_loaded(tiny_ch
     command = [sys.executable, "-m", "octavo.entrypoints.server", "--model", tiny_chat_model, "--port", "0", *flags]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 2
-    assert named in ended.stderr
+    (line,) = [line for line in ended.stderr.splitlines() if "WARNING" not in line]
+    assert named in line
     assert "KV cache" not in ended.stderr
 
 

@@ -15,8 +15,9 @@ class Tool(NamedTuple):
 
 
 TOOLS = {
-    "compare": Tool("octavo.bench.compare", "this engine, transformers and servers on the same requests, in turns"),
+    "compare": Tool("octavo.bench.compare", "this engine, others and servers on the same requests, in turns"),
     "latency": Tool("octavo.bench.latency", "one batch at a time: first token cold and cached, time between tokens"),
+    "rival-env": Tool("octavo.bench.rival_env", "make an environment with another engine, for compare"),
     "serve": Tool("octavo.bench.serve", "requests to a server at a rate, or from so many clients"),
     "startup": Tool("octavo.bench.startup", "how long until a new process has its first token"),
     "sweep": Tool("octavo.bench.sweep", "throughput and latency over values of engine options"),

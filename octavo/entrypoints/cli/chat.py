@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import tyro
 
+from octavo.config.command_line import parse_arguments
 from octavo.config.engine_args import EngineArgs
 from octavo.config.options import make_engine_args
 from octavo.entrypoints.cli.generate import SamplingFlags
@@ -50,7 +51,7 @@ class ChatArgs:
 
 def run(argv: Sequence[str]) -> None:
     """Parse, check everything that can be checked without the model, then load it and talk."""
-    args = tyro.cli(ChatArgs, prog="octavo chat", args=argv)
+    args = parse_arguments(ChatArgs, "octavo chat", argv)
     given = args.sampling.given()
     _check_shown(SamplingParams(**given))
     options = asdict(make_engine_args(**asdict(args.engine)))

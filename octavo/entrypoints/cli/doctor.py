@@ -11,8 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import tyro
-
+from octavo.config.command_line import parse_arguments
 from octavo.config.memory import format_bytes
 from octavo.entrypoints.cli.doctor_checks import Facts, Problem, find_problems
 
@@ -36,7 +35,7 @@ def run(argv: Sequence[str]) -> int:
     Returns:
         The exit status: 1 if something is wrong.
     """
-    args = tyro.cli(DoctorArgs, prog="octavo doctor", args=argv, config=(tyro.conf.FlagCreatePairsOff,))
+    args = parse_arguments(DoctorArgs, "octavo doctor", argv, pairs=False)
 
     from octavo.entrypoints.cli.doctor_facts import gather
 

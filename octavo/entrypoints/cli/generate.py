@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import tyro
 
+from octavo.config.command_line import parse_arguments
 from octavo.config.engine_args import EngineArgs
 from octavo.config.options import make_engine_args
 from octavo.entrypoints.cli.batch import run_batch
@@ -96,7 +97,7 @@ def run(argv: Sequence[str]) -> int:
     Returns:
         The exit status: 1 if a line of --input was refused, else 0.
     """
-    args = tyro.cli(GenerateArgs, prog="octavo generate", args=argv)
+    args = parse_arguments(GenerateArgs, "octavo generate", argv)
     given = args.sampling.given()
     SamplingParams(**given)
     options = asdict(make_engine_args(**asdict(args.engine)))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import tyro
 
+from octavo.config.command_line import parse_arguments
 from octavo.config.memory import format_bytes
 from octavo.errors import InvalidInput
 
@@ -23,7 +24,7 @@ class PullArgs:
 
 def run(argv: Sequence[str]) -> None:
     """Print the path, or the catalogue."""
-    args = tyro.cli(PullArgs, prog="octavo pull", args=argv, config=(tyro.conf.FlagCreatePairsOff,))
+    args = parse_arguments(PullArgs, "octavo pull", argv, pairs=False)
     if args.list:
         if args.name:
             raise InvalidInput(f"--list shows the whole catalogue; leave {args.name!r} out")

@@ -8,9 +8,10 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 
 from octavo import __version__
+from octavo.entrypoints.server.docs_page import make_page
 from octavo.entrypoints.server.document import make_document
 from octavo.entrypoints.server.errors import ApiError, from_status
 from octavo.entrypoints.server.middleware import Gate
@@ -21,9 +22,14 @@ from octavo.errors import describe
 ROUTES = ("completions", "chat", "tokens", "models", "health")
 """Modules of `routes`, in the order of the documentation."""
 
+OPENAPI_URL = "/openapi.json"
+
 NO_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
 """Newer versions of the framework send OpenTelemetry by themselves, if the environment names a collector. This server
 does so only where --otlp-traces-endpoint asks for it. Older versions have no such option and ignore it."""
+
+
+_PAGE_HEADERS = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
 
 
 def make_app(state: ServerState) -> FastAPI:
@@ -32,8 +38,9 @@ def make_app(state: ServerState) -> FastAPI:
         title="Octavo",
         version=__version__,
         redirect_slashes=False,
-        openapi_url="/openapi.json",
-        docs_url="/docs",
+        openapi_url=OPENAPI_URL,
+        docs_url=None,  # the framework's own pages load scripts from elsewhere
+        redoc_url=None,
         telemetry=NO_TELEMETRY,
     )
     app.state.server = state
@@ -52,6 +59,7 @@ def make_app(state: ServerState) -> FastAPI:
             expose_headers=["x-request-id", "retry-after"],
         )
     app.openapi = lambda: _document(app, state)  # type: ignore[method-assign]
+    app.add_api_route("/docs", _show_docs, include_in_schema=False)
     return app
 
 
@@ -59,6 +67,11 @@ def _document(app: FastAPI, state: ServerState) -> dict[str, Any]:
     if app.openapi_schema is None:
         app.openapi_schema = make_document(app, needs_key=bool(state.key_digests))
     return app.openapi_schema
+
+
+async def _show_docs(request: Request) -> Response:
+    root_path = request.scope.get("root_path", "")
+    return HTMLResponse(make_page(request.app.openapi(), f"{root_path}{OPENAPI_URL}"), headers=_PAGE_HEADERS)
 
 
 async def _answer_http(request: Request, error: Exception) -> Response:

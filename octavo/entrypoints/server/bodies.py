@@ -6,19 +6,24 @@ another origin cannot send that without asking first.
 """
 
 import asyncio
+import codecs
 import re
 from typing import Any
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
-from octavo.entrypoints.server.errors import ApiError, ClientGone
+from octavo.entrypoints.server.errors import ApiError, ClientGone, named_field
 from octavo.entrypoints.server.schema.common import Body, RequestBody, validate_body
 from octavo.entrypoints.server.state import ServerState
 from octavo.errors import printable
 
 INLINE_BYTES = 16 * 1024
 """Up to this length parsing takes less than a hand-over to a thread is worth."""
+
+
+_CHARSETS = ("utf-8", "utf8", "us-ascii", "ascii")
+"""Those whose bytes are UTF-8."""
 
 
 async def read_body(request: Request, kind: type[Body]) -> Body:
@@ -31,6 +36,7 @@ async def read_body(request: Request, kind: type[Body]) -> Body:
     """
     request.state.fields = frozenset((*kind.model_fields, *kind.not_built))
     _check_content_type(request.headers.get("content-type"))
+    _check_content_encoding(request.headers.get("content-encoding"))
     try:
         data = await request.body()
     except ClientDisconnect:
@@ -52,18 +58,54 @@ def _check_content_type(content_type: str | None) -> None:
             f"content-type {printable(kind, 80) or '(none)'} is not taken; send the body as application/json",
             code="unsupported_media_type",
         )
+    charset = re.search(r""";\s*charset\s*=\s*"?([^";\s]*)""", content_type or "", re.IGNORECASE)
+    if charset is not None and charset[1].lower() not in _CHARSETS:
+        raise ApiError(
+            415,
+            f"charset {printable(charset[1], 80) or '(none)'} is not taken; send the body in UTF-8",
+            code="unsupported_media_type",
+        )
+
+
+def _check_content_encoding(encoding: str | None) -> None:
+    if (encoding or "identity").strip().lower() != "identity":
+        raise ApiError(
+            415,
+            f"content-encoding {printable(encoding or '', 80)} is not taken; send the body as it is",
+            code="unsupported_media_type",
+        )
 
 
 def _parse(data: bytes, kind: type[Body]) -> Body:
     try:
-        parsed = msgspec.json.decode(data)
+        parsed = msgspec.json.decode(data.removeprefix(codecs.BOM_UTF8))
     except RecursionError:
         raise ApiError(400, "the body is nested too deeply; no request needs that", code="invalid_json") from None
     except (msgspec.MsgspecError, ValueError) as error:
-        reason = "it holds a lone surrogate, which is no character" if _has_lone_surrogate(data) else str(error)
+        reason = _reason(data) or str(error)
         message = f"the body is no valid JSON: {printable(reason)}; check it and send it again"
-        raise ApiError(400, message, code="invalid_json") from None
+        raise ApiError(400, message, named_field(reason, kind.model_fields), "invalid_json") from None
     return validate_body(kind, parsed)
+
+
+def _reason(data: bytes) -> str:
+    """What the parser says of it in other words, or does not see."""
+    if not data:
+        return "it is empty"
+    try:
+        is_utf8 = b"\0" not in data[:4] and bool(data.decode())
+    except UnicodeDecodeError:
+        is_utf8 = False
+    if not is_utf8:
+        return "it is not in UTF-8"
+    if (found := _NO_NUMBER.search(data[:_LONGEST_LOOK])) is not None:
+        return f"{found[1].decode()}={found[2].decode()} is no number of JSON"
+    return "it holds a lone surrogate, which is no character" if _has_lone_surrogate(data) else ""
+
+
+_NO_NUMBER = re.compile(rb"""[{,]\s*"(\w{1,40})"\s*:\s*(-?Infinity|NaN)\s*[,}]""")
+_LONGEST_LOOK = 2**20
+"""Bytes."""
 
 
 def _has_lone_surrogate(data: bytes) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
+from octavo.entrypoints.server.json_words import in_json_words
 from octavo.errors import EngineDeadError, InvalidInput, Overloaded, PromptTooLong, describe, encodable
 from octavo.logging import get_logger
 
@@ -77,16 +78,16 @@ def from_exception(error: BaseException, fields: Collection[str] = ()) -> ApiErr
             return error
         case PromptTooLong():
             param = "messages" if "messages" in fields else "prompt"
-            return ApiError(400, str(error), param=param, code="context_length_exceeded")
+            return ApiError(400, in_json_words(str(error)), param=param, code="context_length_exceeded")
         case InvalidInput():
-            return ApiError(400, str(error), param=named_field(str(error), fields))
+            return ApiError(400, in_json_words(str(error)), param=named_field(str(error), fields))
         case Overloaded(retry_after=seconds):
             headers = {"Retry-After": str(max(1, math.ceil(seconds)))}
             return ApiError(429, str(error), code="queue_full", headers=headers)
         case EngineDeadError():
             return unavailable(f"the engine is not there: {error}", "engine_dead")
     logger.error("A request failed: %s", describe(error), exc_info=error)
-    return ApiError(500, f"the request failed: {describe(error)}", code="internal_error")
+    return ApiError(500, "the request failed inside the server, whose log says why", code="internal_error")
 
 
 def from_status(status: int, detail: object, headers: Mapping[str, str] | None) -> ApiError:

@@ -10,6 +10,7 @@ However it ends, every open stream gets an end, the core is gone and the sockets
 
 import asyncio
 import gc
+import logging
 import os
 import signal
 import socket
@@ -29,9 +30,11 @@ from octavo.entrypoints.server.options import ServerArgs
 from octavo.entrypoints.server.schema.chat import check_server_template
 from octavo.entrypoints.server.state import ServerState
 from octavo.errors import EngineDeadError, InvalidInput, describe
+from octavo.loader.pull import find_model
 from octavo.logging import get_logger
 from octavo.metrics.tracing import make_tracer
 from octavo.protocol.stats import EngineStats
+from octavo.tokenization.tokenizer import Tokenizer, load_tokenizer
 
 logger = get_logger(__name__)
 
@@ -61,11 +64,12 @@ def serve(
     Raises:
         InvalidInput: the model cannot be served.
     """
+    if args.chat_template is not None:
+        check_server_template(args.chat_template, lambda: _load_tokenizer(options))
     tracer = make_tracer(args.otlp_traces_endpoint, (*args.served_model_name, options["model"])[0])
     engine = make_engine(args, options)
+    _adopt_log()
     try:
-        if args.chat_template is not None:
-            check_server_template(engine.get_tokenizer(), args.chat_template)
         state = ServerState(engine, args, options["model"], api_keys, tracer)
         server = Server(state, options, listener, tls)
         _prepare_interpreter()
@@ -75,11 +79,25 @@ def serve(
         engine.close()
 
 
+def _adopt_log() -> None:
+    """What the HTTP library says goes where this server's own lines go, and looks the same."""
+    library = logging.getLogger("uvicorn")
+    library.handlers = list(logging.getLogger("octavo").handlers)
+    library.propagate = not library.handlers
+
+
 def _prepare_interpreter() -> None:
     """Let nothing hold up the event loop for long that need not."""
     sys.setswitchinterval(_SWITCH_SECONDS)
     gc.collect()
     gc.freeze()  # what is imported lives as long as the process: no collection need look at it, for 30 ms and more
+
+
+def _load_tokenizer(options: dict[str, Any]) -> Tokenizer:
+    """The one that the engine will read. Raises InvalidInput."""
+    if options["tokenizer"] is not None:
+        return load_tokenizer(find_model(options["tokenizer"]))
+    return load_tokenizer(find_model(options["model"], options["revision"]))
 
 
 def make_engine(args: ServerArgs, options: dict[str, Any]) -> AsyncLLM:
@@ -88,6 +106,7 @@ def make_engine(args: ServerArgs, options: dict[str, Any]) -> AsyncLLM:
         heartbeat_timeout=args.heartbeat_timeout,
         max_queued_requests=args.max_queued_requests,
         max_queued_tokens=args.max_queued_tokens,
+        max_wide_logprobs=args.max_wide_logprobs,
         **options,
     )
 
@@ -206,6 +225,7 @@ class Server:
         self._state.is_draining = True
         self._idle.clear()
         if not self._state.calls:
+            logger.info("shutting down")
             return
         logger.info("shutting down: %d requests get %g s to finish", len(self._state.calls),
                     self._state.args.drain_timeout)  # fmt: skip

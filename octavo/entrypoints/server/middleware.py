@@ -9,9 +9,11 @@ import asyncio
 import re
 import time
 import uuid
+from urllib.parse import unquote
 
 from starlette._utils import get_route_path
 from starlette.datastructures import Headers
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.entrypoints.server.errors import CLIENT_CLOSED_REQUEST, ApiError, ClientGone, from_exception
@@ -35,13 +37,14 @@ class Gate:
     def __init__(self, app: ASGIApp, state: ServerState) -> None:
         self._app = app
         self._state = state
+        self._root_path = unquote(state.args.root_path.rstrip("/"))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             if scope["type"] == "websocket":
                 await send({"type": "websocket.close", "code": 1000})
             return
-        path = get_route_path(scope)
+        path = self._take_root_off(scope)
         if path in OPEN_PATHS:
             prepare(scope, path)
             await self._app(scope, receive, send)
@@ -53,6 +56,15 @@ class Gate:
         finally:
             record.e2e_seconds = time.monotonic() - started
             self._close(scope, record)
+
+    def _take_root_off(self, scope: Scope) -> str:
+        """The path of the route. A proxy may leave in what --root-path names: it is taken off here, before anything is
+        decided by the path, unless a route has such a path itself."""
+        path, root = get_route_path(scope), self._root_path
+        if root and path.startswith(root) and path[len(root) : len(root) + 1] in ("", "/") and not _is_route(scope):
+            scope["path"] = scope["root_path"] + path[len(root) :]
+            path = get_route_path(scope)
+        return path
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send, record: RequestRecord) -> None:
         """Let it pass or refuse it, and answer for what a route raises."""
@@ -125,6 +137,10 @@ def prepare(scope: Scope, path: str) -> RequestRecord:
     )
     scope.setdefault("state", {}).update(request_id=request_id, api_key=None, fields=frozenset(), record=record)
     return record
+
+
+def _is_route(scope: Scope) -> bool:
+    return any(route.matches(scope)[0] is not Match.NONE for route in scope["app"].routes)
 
 
 def _limited(receive: Receive, max_bytes: int, seconds: float = BODY_SECONDS) -> Receive:

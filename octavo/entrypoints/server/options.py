@@ -1,7 +1,6 @@
 """ServerArgs: every option of the server itself, as the user gives it. The engine's are in EngineArgs."""
 
 import json
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -13,8 +12,40 @@ import tyro
 from octavo.errors import InvalidInput, printable, short_repr
 
 Texts = tyro.conf.UseAppendAction[tuple[str, ...]]
+MAX_SECONDS = 10**6
+"""Eleven days: longer waits are no longer waits, and a system's clocks do not take just any number."""
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 LogLevel = Literal["critical", "error", "warning", "info", "debug", "trace"]
+
+
+_ROOT_PATH = re.compile(r"/|(/(?:[!\"$&-.0->@-~]|%[0-9A-Fa-f]{2})+)+/?")
+
+LATER = {
+    "api_server_count": "one process serves; leave it out",
+    "chat_template_content_format": "what the template reads is found out; leave it out",
+    "disable_fastapi_docs": "leave it out",
+    "disable_frontend_multiprocessing": "the engine has a process of its own; leave it out",
+    "disable_uvicorn_access_log": "there is no such log; --disable-log-requests leaves out the line of each request",
+    "enable_auto_tool_choice": "leave it out",
+    "enable_force_include_usage": 'ask with "stream_options": {"include_usage": true}',
+    "enable_log_outputs": "texts are never logged; leave it out",
+    "enable_log_requests": "each request has its line in the log without it; leave it out",
+    "enable_prompt_tokens_details": "usage always has them; leave it out",
+    "enable_request_id_headers": "every answer has its X-Request-Id without it; leave it out",
+    "enable_server_load_tracking": "/load always counts; leave it out",
+    "enable_ssl_refresh": "start the server anew for a new certificate",
+    "h11_max_incomplete_event_size": "the head of a request has a limit of its own; leave it out",
+    "lora_modules": "leave it out",
+    "max_log_len": "texts are never logged; leave it out",
+    "middleware": "leave it out",
+    "reasoning_parser": "leave it out",
+    "response_role": "the role of an answer is assistant; leave it out",
+    "return_tokens_as_token_ids": 'ask with "return_tokens_as_token_ids": true',
+    "ssl_ciphers": "the library's choice holds; leave it out",
+    "tool_call_parser": "leave it out",
+    "tool_parser_plugin": "leave it out",
+}
+"""Options of vLLM's server that are not built -> what to do instead."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +78,7 @@ class ServerArgs:
     ssl_keyfile_password: str | None = None
     """Of the private key."""
     root_path: str = ""
-    """Path under which a proxy shows this server."""
+    """Path under which a proxy shows this server; requests may come with it or without."""
     allowed_origins: Texts = ()
     """An origin whose web pages may use this server (CORS), or *; may be repeated. Default: none."""
     allowed_methods: Texts = ()
@@ -64,6 +95,9 @@ class ServerArgs:
     """Requests that may wait for their turn; further ones are refused at once (429)."""
     max_queued_tokens: int | None = 2**20
     """Prompt tokens that may wait for their turn; further ones are refused at once (429)."""
+    max_wide_logprobs: int | None = 2**22
+    """Log-probabilities that all answers with more than 64 for each token may hold together: some hundred bytes each.
+    Who asks for more is refused (400), or told to come again when others have theirs (429)."""
     drain_timeout: float = 30.0
     """Seconds that running requests get to finish after the signal to end (SIGTERM)."""
     heartbeat_timeout: float = 5.0
@@ -93,20 +127,23 @@ class ServerArgs:
         """
         _check_range("port", self.port, 0, 65535)
         _check_range("max_request_bytes", self.max_request_bytes, 1, None)
-        _check_range("timeout_keep_alive", self.timeout_keep_alive, 0, None)
+        _check_range("timeout_keep_alive", self.timeout_keep_alive, 0, MAX_SECONDS)
         _check_range("ssl_cert_reqs", self.ssl_cert_reqs, 0, 2)
-        for name in ("max_queued_requests", "max_queued_tokens"):
+        for name in ("max_queued_requests", "max_queued_tokens", "max_wide_logprobs"):
             if getattr(self, name) is not None:
                 _check_range(name, getattr(self, name), 1, None)
         for name, least in (("drain_timeout", 0.0), ("heartbeat_timeout", 0.1)):
-            if not least <= getattr(self, name) < math.inf:
-                raise InvalidInput(f"{name}={getattr(self, name)!r} must be a number of seconds, at least {least:g}")
+            if not least <= getattr(self, name) <= MAX_SECONDS:
+                raise InvalidInput(
+                    f"{name}={getattr(self, name)!r} must be a number of seconds between {least:g} and {MAX_SECONDS}"
+                )
         for field in fields(self):
             if getattr(self, field.name) == "" and field.name != "root_path":
                 raise InvalidInput(f"{field.name}='' is empty; leave it out or give a value")
-        if self.root_path and re.fullmatch(r"/[!-~]*", self.root_path) is None:
+        if self.root_path and _ROOT_PATH.fullmatch(self.root_path) is None:
             raise InvalidInput(
-                f"root_path={short_repr(self.root_path)} must begin with a slash and have visible ASCII characters only"
+                f"root_path={short_repr(self.root_path)} is no path of a URL: it must begin with one slash, such as "
+                "/llm, and have visible ASCII characters without ? and #; write others as %XX, in hexadecimal"
             )
         self._check_cors()
         if "" in self.served_model_name:

@@ -7,10 +7,11 @@ from dataclasses import asdict, dataclass, field, replace
 
 import tyro
 
+from octavo.config.command_line import parse_arguments
 from octavo.config.engine_args import EngineArgs
 from octavo.config.options import make_engine_args
 from octavo.entrypoints.server.listeners import bound_listener, make_tls, warn_if_open
-from octavo.entrypoints.server.options import ServerArgs
+from octavo.entrypoints.server.options import LATER, ServerArgs
 from octavo.errors import InvalidInput, short_repr
 from octavo.logging import configure_logging
 
@@ -35,7 +36,7 @@ def run(argv: Sequence[str]) -> int:
     Returns:
         The exit status.
     """
-    args = tyro.cli(ServeArgs, prog="octavo serve", args=argv)
+    args = parse_arguments(ServeArgs, "octavo serve", argv, later=LATER)
     engine = args.engine
     if args.model_tag is not None:
         if engine.model not in (args.model_tag, EngineArgs().model):

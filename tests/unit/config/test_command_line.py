@@ -108,6 +108,22 @@ def test_a_command_that_takes_no_texts_says_so():
     assert refused(Nothing, "a").startswith("'a' is no option, and octavo try takes nothing else")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Two:
+    """A command of two texts."""
+
+    colour: tyro.conf.Positional[Literal["red", "blue"]]
+    folder: tyro.conf.Positional[str]
+
+
+def test_texts_that_a_command_needs_are_asked_for_and_checked():
+    assert parse_arguments(Two, "octavo try", ["red", "x"]) == Two(colour="red", folder="x")
+    assert refused(Two, "red").startswith("octavo try needs folder;")
+    assert refused(Two).startswith("octavo try needs colour and folder;")
+    assert refused(Two, "green", "x") == "colour='green' is not supported; use red or blue"
+    assert refused(Two, "red", "x", "y").startswith("'y' is one too many: octavo try takes 2")
+
+
 def test_a_truth_after_a_switch_may_be_a_text_where_texts_are_taken():
     assert parse_arguments(Texts, "octavo try", ["--loud", "true"]) == Texts(texts=("true",), loud=True)
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.engine.admission import LONGEST_RETRY, SHORTEST_RETRY, AdmissionQueue
-from octavo.errors import Overloaded
+from octavo.engine.admission import LONGEST_RETRY, SHORTEST_RETRY, AdmissionQueue, PromptGroup
+from octavo.errors import InvalidInput, Overloaded
 
 
 class Clock:
@@ -201,3 +201,98 @@ def test_with_fair_shares_long_prompts_of_one_tenant_leave_room_for_those_of_oth
         queue.leave(name)
     queue.enter("long", "a")
     queue.set_tokens("long", 1000)  # nobody else waits
+
+
+def enter_all(queue: AdmissionQueue, sizes: list[int], group: PromptGroup | None, prefix: str = "g") -> None:
+    for index in range(len(sizes)):
+        queue.enter(f"{prefix}{index}", None, group)
+    for index, size in enumerate(sizes):
+        queue.set_tokens(f"{prefix}{index}", size)
+
+
+def test_prompts_that_are_together_more_than_can_ever_wait_are_refused_for_good():
+    queue = AdmissionQueue(None, 100)
+    enter_all(queue, [50, 50], PromptGroup(), "fits")
+    for index in range(2):
+        queue.leave(f"fits{index}")
+    with pytest.raises(InvalidInput, match=r"prompt has 101 tokens or more .*max_queued_tokens=100"):
+        enter_all(queue, [50, 51], PromptGroup())
+
+
+def test_so_they_are_when_the_first_of_them_have_begun_or_others_wait():
+    for scheduled, other in ((True, 0), (False, 30)):
+        queue, group = AdmissionQueue(None, 100), PromptGroup()
+        enter_all(queue, [other] if other else [], None, "other")
+        queue.enter("a", None, group)
+        queue.enter("b", None, group)
+        queue.set_tokens("a", 60)
+        if scheduled:
+            queue.scheduled(["a"])
+        with pytest.raises(InvalidInput, match="max_queued_tokens"):
+            queue.set_tokens("b", 60)
+
+
+def test_prompts_that_only_others_leave_no_room_are_told_to_try_again():
+    queue = AdmissionQueue(None, 100)
+    enter_all(queue, [50], None, "other")
+    with pytest.raises(Overloaded):
+        enter_all(queue, [30, 30], PromptGroup())
+
+
+def test_a_corrected_count_replaces_the_earlier_one_in_the_group():
+    queue, group = AdmissionQueue(None, 100), PromptGroup()
+    enter_all(queue, [10, 10], group)
+    queue.set_tokens("g0", 60)
+    assert group.num_tokens == 70
+    queue.set_tokens("g1", 40)
+    with pytest.raises(InvalidInput):
+        queue.set_tokens("g1", 41)
+
+
+def test_where_only_the_group_waits_no_bound_is_told_to_pass_with_time():
+    with pytest.raises(InvalidInput, match=r"prompt holds more .*max_queued_requests=2"):
+        enter_all(AdmissionQueue(2, None), [1, 1, 1], PromptGroup())
+    with pytest.raises(InvalidInput, match=r"prompt holds more .*kept for others"):
+        enter_all(AdmissionQueue(4, None, is_fair=True), [1, 1, 1], PromptGroup())
+    with pytest.raises(InvalidInput, match=r"prompt holds more .*left for others"):
+        enter_all(AdmissionQueue(None, 100, is_fair=True), [30, 40], PromptGroup())
+
+
+def test_a_lone_prompt_may_be_longer_than_the_queue_with_or_without_a_group():
+    for group in (None, PromptGroup()):
+        queue = AdmissionQueue(None, 100)
+        enter_all(queue, [500], group)
+        assert queue.load().queued_tokens == 500
+
+
+def test_a_group_is_left_with_its_requests():
+    queue, group = AdmissionQueue(2, None), PromptGroup()
+    enter_all(queue, [1, 1], group)
+    queue.scheduled(["g0"])
+    queue.leave("g1")
+    assert group.num_queued == 0
+    enter_all(queue, [1, 1], None, "other")
+    with pytest.raises(Overloaded):
+        queue.enter("x", None, group)
+
+
+def test_wide_answers_are_bounded_together_for_as_long_as_they_live():
+    queue = AdmissionQueue(None, None, max_logprobs=100)
+    for name in "abc":
+        queue.enter(name)
+    with pytest.raises(InvalidInput, match=r"logprobs or prompt_logprobs .*101 .*max_wide_logprobs=100"):
+        queue.set_logprobs("a", 101)
+    queue.set_logprobs("a", 60)
+    queue.scheduled(["a"])
+    queue.set_logprobs("b", 0)
+    with pytest.raises(Overloaded, match="max_wide_logprobs=100"):
+        queue.set_logprobs("c", 41)
+    queue.leave("a")
+    queue.set_logprobs("c", 100)
+    group = PromptGroup()
+    queue = AdmissionQueue(None, None, max_logprobs=100)
+    queue.enter("a", None, group)
+    queue.enter("b", None, group)
+    queue.set_logprobs("a", 60)
+    with pytest.raises(InvalidInput, match="120"):
+        queue.set_logprobs("b", 60)

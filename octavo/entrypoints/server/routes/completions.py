@@ -8,6 +8,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.engine.admission import PromptGroup
 from octavo.engine.input_processor import Prompt
 from octavo.entrypoints.server.bodies import json_body, read_body
 from octavo.entrypoints.server.completion_choices import CompletionWriter
@@ -58,13 +59,14 @@ def _check_num_prompts(body: CompletionRequest, most: int | None) -> None:
 
 def _make_sources(call: Call, body: CompletionRequest) -> list[Source]:
     params = body.to_sampling_params(call.engine.get_default_sampling_params())
-    return [_generate(call, prompt, params) for prompt in body.prompts]
+    group = PromptGroup() if body.num_prompts > 1 else None
+    return [_generate(call, prompt, params, group) for prompt in body.prompts]
 
 
-def _generate(call: Call, prompt: Prompt, params: SamplingParams) -> Source:
+def _generate(call: Call, prompt: Prompt, params: SamplingParams, group: PromptGroup | None) -> Source:
     key = "prompt" if isinstance(prompt, str) else "prompt_token_ids"
     whole: Any = {key: prompt, "cache_salt": call.cache_salt()}
-    source: Source = call.engine.generate(whole, params, call.id, **call.engine_options())
+    source: Source = call.engine.generate(whole, params, call.id, group=group, **call.engine_options())
     return source
 
 

@@ -4,14 +4,14 @@ Messages and options of the template are checked where they are rendered, in the
 refused in the same words here and offline.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar
 
 from pydantic import ConfigDict, JsonValue, SkipValidation, WithJsonSchema
 
-from octavo.entrypoints.server.schema.common import Flag, Integer, RequestBody, SamplingFields
-from octavo.errors import InvalidInput, short_repr
+from octavo.entrypoints.server.schema.common import MAX_WARNINGS, Flag, Integer, RequestBody, SamplingFields
+from octavo.errors import InvalidInput, printable, short_repr
 from octavo.protocol.checks import as_int
 from octavo.protocol.sampling_params import RequestOutputKind, SamplingParams
 from octavo.tokenization.chat import find_chat_template
@@ -56,6 +56,11 @@ class TemplateFields(RequestBody):
     chat_template: Annotated[str | None, SkipValidation] = None
     """Name of one of the model's own templates; a template's text is the server's option only."""
 
+    def check(self) -> None:
+        super().check()
+        if not isinstance(self.chat_template, str | None):
+            raise InvalidInput(f"chat_template={short_repr(self.chat_template)} must be the name of a template, a text")
+
     def template_options(self, tokenizer: Tokenizer, server_template: str | None) -> dict[str, Any]:
         """Keywords for `render_chat`.
 
@@ -85,9 +90,13 @@ def unused_template_options(options: Mapping[str, Any]) -> Iterator[str]:
     variables = compile_template(options["chat_template"]).variables
     given = {"documents": options["documents"]}
     given |= {f"chat_template_kwargs.{name}": value for name, value in (options["chat_template_kwargs"] or {}).items()}
-    for name, value in given.items():
-        if value and name.removeprefix("chat_template_kwargs.") not in variables:
-            yield f"{name}: the chat template does not use it, so it has no effect"
+    unused = [
+        name for name, value in given.items() if value and name.removeprefix("chat_template_kwargs.") not in variables
+    ]
+    for name in unused[:MAX_WARNINGS]:
+        yield f"{printable(name, 80)}: the chat template does not use it, so it has no effect"
+    if len(unused) > MAX_WARNINGS:
+        yield f"chat_template_kwargs: {len(unused) - MAX_WARNINGS} more have no effect"
 
 
 class ChatCompletionRequest(TemplateFields, SamplingFields):
@@ -209,9 +218,33 @@ class ChatCompletionRequest(TemplateFields, SamplingFields):
         return warnings
 
 
-def check_server_template(tokenizer: Tokenizer, chat_template: str) -> None:
-    """Read and compile the template that --chat-template names. Raises InvalidInput if that cannot be."""
-    compile_template(_template_source(tokenizer, chat_template))
+def check_server_template(chat_template: str, tokenizer: Callable[[], Tokenizer]) -> None:
+    """Read and compile the template that --chat-template names.
+
+    Args:
+        tokenizer: reads the model's tokenizer; called only where the template may be one of the model's.
+
+    Raises:
+        InvalidInput: the template cannot be had, or is none.
+    """
+    if "/" in chat_template or chat_template.endswith(_TEMPLATE_ENDINGS):  # no model calls one of its own so
+        source = find_chat_template(_NoTemplates, chat_template)  # type: ignore[arg-type]  # it is asked for no more
+    else:
+        source = find_chat_template(tokenizer(), chat_template)
+    if not source.strip():
+        raise InvalidInput(
+            f"chat_template={short_repr(chat_template, 200)} is empty; give a file with a Jinja template"
+        )
+    compile_template(source)
+
+
+_TEMPLATE_ENDINGS = (".jinja", ".jinja2", ".j2", ".txt", ".tmpl")
+
+
+class _NoTemplates:
+    """A model of which nothing is known yet."""
+
+    chat_templates: ClassVar[Mapping[str, str]] = {}
 
 
 @lru_cache(maxsize=16)

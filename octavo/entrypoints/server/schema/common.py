@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, SkipValidation, ValidationError, Wit
 
 from octavo.errors import InvalidInput, not_built, printable, short_repr
 from octavo.protocol.checks import is_encodable
+from octavo.protocol.foreign_fields import RENAMED
 from octavo.protocol.sampling_params import RequestOutputKind, SamplingParams
 
 Number = Annotated[float | None, SkipValidation]
@@ -153,6 +154,10 @@ class SamplingFields(RequestBody):
         "guided_decoding_backend": (),
         "guided_whitespace_pattern": (),
         "structural_tag": (),
+        "json_schema": (),
+        "regex": (),
+        "ebnf": (),
+        "grammar": ("",),
         "logits_processors": ([],),
         "extra_args": ({},),
         "vllm_xargs": ({},),
@@ -276,7 +281,9 @@ def _size(value: object) -> int:
 
 
 def _unknown(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name[:_LONGEST_FIELD], list(known), n=1)
+    known = list(known)
+    renamed = [RENAMED[name]] if RENAMED.get(name) in known else []
+    near = renamed or difflib.get_close_matches(name[:_LONGEST_FIELD], known, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
     return f"{printable(name, 80)} is not a field of this request and was ignored{hint}"
 
@@ -290,7 +297,21 @@ def _describe(error: ValidationError) -> str:
     reason = first["msg"].removeprefix("Value error, ")
     if first["type"] == "value_error":
         return reason
+    if first["type"] in _MUST_BE:
+        return f"{place}={short_repr(first['input'])} must be {_MUST_BE[first['type']]}"
     return f"{place}={short_repr(first['input'])} is refused: {reason[:1].lower()}{reason[1:]}"
+
+
+_MUST_BE = {
+    "bool_type": "true or false",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "float_type": "a number",
+    "int_type": "an integer",
+    "list_type": "a list",
+    "string_type": "a text",
+}
+"""pydantic's types of errors, in the words of a client."""
 
 
 def _json_type(data: object) -> str:

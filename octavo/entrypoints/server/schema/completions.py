@@ -110,11 +110,10 @@ def _parse_prompts(value: object) -> list[Prompt]:
         raise InvalidInput(f"prompt=[] is empty; it must be {_FORMS}")
     if isinstance(value, list) and not isinstance(value[0], int | float):
         _check_number(len(value))
-    prompts = as_prompt_list(value)
-    for index, prompt in enumerate(prompts):
-        if not isinstance(prompt, str | list):
-            raise InvalidInput(f"prompt {index} is {short_repr(prompt)}; prompt must be {_FORMS}")
-    return prompts
+        for index, prompt in enumerate(value):
+            if not isinstance(prompt, str | list):
+                raise InvalidInput(f"prompt {index} is {short_repr(prompt)}; prompt must be {_FORMS}")
+    return as_prompt_list(value)
 
 
 def _check_number(num_prompts: int) -> None:

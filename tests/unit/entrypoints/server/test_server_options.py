@@ -22,10 +22,22 @@ def refused(capsys, *flags: str) -> str:
     ("flags", "names"),
     [
         (("--root-path", "llm"), "root_path"),
+        *(
+            (("--root-path", path), f"root_path={path!r} is no path of a URL")
+            for path in ("/a b", "/é", "/%", "/a%2", "/a%zz", "//a", "/a//b", "/a?b", "/a#b", "/a\n")
+        ),
         (("--port", "70000"), "port=70000"),
         (("--port", "-1"), "port=-1"),
-        (("--drain-timeout", "-1"), "drain_timeout"),
-        (("--heartbeat-timeout", "nan"), "heartbeat_timeout"),
+        *(
+            ((flag, value), f"{flag[2:].replace('-', '_')}={float(value)!r} must be a number of seconds")
+            for flag in ("--drain-timeout", "--heartbeat-timeout")
+            for value in ("-1", "nan", "inf", "-inf", "1e300", "1e7")
+        ),
+        (("--timeout-keep-alive", "99999999"), "timeout_keep_alive"),
+        (("--drain-timeout", "soon"), "drain_timeout='soon' must be a number"),
+        (("--port", "x"), "port='x' must be an integer"),
+        (("--enforce-eager",), "enforce_eager=True is not built yet"),
+        (("--tool-call-parser", "hermes"), "--tool-call-parser is not built yet"),
         (("--max-queued-requests", "0"), "max_queued_requests"),
         (("--max-queued-tokens", "-5"), "max_queued_tokens"),
         (("--max-request-bytes", "0"), "max_request_bytes"),
