@@ -1,6 +1,6 @@
 """The engine on a CPU: decoding and prefill against the same kernels timed alone, and against plain torch.
 
-    python benchmarks/cpu_decode.py [--streams 1 8 32 128] [--dtypes float32 bfloat16] [--json FILE]
+    python benchmarks/cpu_decode.py [--streams 1 8 32 128] [--dtypes float32 bfloat16] [--json FILE] [--plot FILE]
 
 All sides in one run, turn by turn, on the same weights; greedy, forced lengths, detokenisation on. "kernels" repeats
 the forward and the sampling of a step that the engine really made, with nothing around them: the share of it that the
@@ -9,15 +9,14 @@ over plain torch operators (platform "reference"). Medians over the turns.
 """
 
 import argparse
-import json
 import statistics
 import time
-from pathlib import Path
 
+import record
 import torch
 
 from octavo import LLM, RequestOutputKind, SamplingParams
-from octavo.layers.forward_context import ForwardContext
+from octavo.ops.interface import AttentionMetadata
 
 CONTEXT = 256
 """Tokens in the KV cache of each stream when decoding begins."""
@@ -36,26 +35,22 @@ class Side:
         )  # fmt: skip
         self.engine = self.llm.llm_engine
         self.runner = self.engine.client.core.executor.worker.runner
-        self.last: tuple[torch.Tensor, ForwardContext] | None = None
-        self._watch()
+        self.last: tuple[torch.Tensor, torch.Tensor, AttentionMetadata] | None = None
+        self.forward = self.runner._forward
+        self.runner._forward = self._watched
 
-    def _watch(self) -> None:
+    def _watched(self, x: torch.Tensor, positions: torch.Tensor, attention: AttentionMetadata) -> torch.Tensor:
         """Keep what a step of all streams computes."""
-        forward = self.runner.model.forward
-
-        def watched(x: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
-            if len(x) == len(ctx.attention.seq_lens) == self.streams:
-                self.last = (x, ctx)
-            return forward(x, ctx)
-
-        self.runner.model.forward = watched
+        if len(x) == len(attention.seq_lens) == self.streams:
+            self.last = (x, positions, attention)
+        return self.forward(x, positions, attention)
 
     def add(self, prompt_tokens: int, output_tokens: int, count: int) -> None:
         params = SamplingParams(
             temperature=0, max_tokens=output_tokens, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY
         )
         for stream in range(count):
-            prompt = [(stream * 31 + position * 7) % 1000 + 100 for position in range(prompt_tokens)]
+            prompt = [(stream * 31 + position * 7) % 150 + 100 for position in range(prompt_tokens)]
             self.engine.add_request(f"bench-{stream}", prompt, params)
 
     def decode(self, num_steps: int) -> float:
@@ -64,6 +59,7 @@ class Side:
         self.add(CONTEXT, num_steps + 2 * num_prefills, self.streams)
         self.last = None
         while self.last is None:
+            assert self.engine.has_unfinished_requests(), "there was no step of all streams"
             self.engine.step()
         tokens, started = self.engine.stats().generation_tokens, time.perf_counter()
         while self.engine.stats().num_running == self.streams:
@@ -85,12 +81,11 @@ class Side:
     def kernels(self, num_steps: int) -> float:
         """Tokens/s of the last step's forward and greedy sampling, repeated."""
         assert self.last is not None, "decode comes first"
-        x, ctx = self.last
-        forward = type(self.runner.model).forward
+        x, positions, attention = self.last
         started = time.perf_counter()
         for _ in range(num_steps):
-            ctx.attention.plans.clear()  # it is worked out once a step
-            hidden = forward(self.runner.model, self.runner.model.embed(ctx.positions), ctx)
+            attention.plans.clear()  # it is worked out once a step
+            hidden = self.forward(self.runner.model.embed(positions % 100), positions, attention)
             self.runner.model.compute_logits(hidden).argmax(dim=-1)
         return num_steps * len(x) / (time.perf_counter() - started)
 
@@ -131,6 +126,26 @@ def line(row: dict[str, float]) -> str:
     return f"{ours:>9.1f}{kernels:>9.1f}{ours / kernels:>7.0%}{plain}"
 
 
+def plot(rows: list[dict], file: str) -> None:
+    """All sides against the number of streams, a dtype a picture. Needs matplotlib."""
+    from matplotlib.figure import Figure
+
+    dtypes = list(dict.fromkeys(row["dtype"] for row in rows))
+    figure = Figure(figsize=(4.5 * len(dtypes), 3.5), layout="constrained")
+    for axes, dtype in zip(figure.subplots(1, len(dtypes), squeeze=False)[0], dtypes, strict=True):
+        for side, style in (("octavo", "o-"), ("kernels", "s--"), ("torch", "^:")):
+            found = [(row["streams"], row[side]) for row in rows if row["dtype"] == dtype and side in row]
+            if found:
+                axes.plot(*zip(*found, strict=True), style, label=side)
+        axes.set(title=dtype, xlabel="streams", ylabel="output tokens/s", xscale="log", ylim=(0, None))
+        streams = [row["streams"] for row in rows if row["dtype"] == dtype]
+        axes.set_xticks(streams, streams)
+        axes.xaxis.set_minor_formatter("")
+        axes.grid(alpha=0.3)
+        axes.legend()
+    figure.savefig(file, dpi=100)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2", help="a GGUF file, a folder, or an alias")
@@ -141,6 +156,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=64, help="decode steps a turn at few streams")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--json", metavar="FILE", help="write the numbers here as well")
+    parser.add_argument("--plot", metavar="FILE", help="draw tokens/s against streams, as .png or .svg")
     args = parser.parse_args()
     rows = []
     print(f"{'dtype':<10}{'streams':>8}{'octavo':>9}{'kernels':>9}{'share':>7}{'torch':>8}{'ratio':>7}   tokens/s")
@@ -153,8 +169,9 @@ def main() -> None:
             rows.append({"dtype": dtype, "streams": streams, **row})
     if args.json:
         settings = {"model": args.model, "threads": args.threads, "context": CONTEXT, "turns": args.turns}
-        result = {"benchmark": "cpu_decode", **settings, "results": rows}
-        Path(args.json).write_text(json.dumps(result, indent=2) + "\n")
+        record.write(args.json, "cpu_decode", {**settings, "results": rows})
+    if args.plot:
+        plot(rows, args.plot)
 
 
 if __name__ == "__main__":

@@ -5,15 +5,15 @@
 Contexts: one engine, one request of each length, its prompt computed in chunks; milliseconds of a decode step. Streams:
 a step of N requests at a context of 256. Each row is the median of its steps. "linear" compares the last row with what
 the two before it lead to: 1.00 is a straight line, more is worse than linear. Peak memory is that of this process
-(VmHWM), against the plan that the engine printed and what was in use before it was made. Plots need matplotlib.
+(VmHWM), against the plan that the engine printed with what Python and the libraries held. Plots need matplotlib.
 """
 
 import argparse
-import json
 import statistics
 import time
 from pathlib import Path
 
+import record
 import torch
 
 from octavo import LLM, RequestOutputKind, SamplingParams
@@ -38,7 +38,7 @@ def decode_ms(llm: LLM, streams: int, context: int, steps: int) -> float:
     )
     engine = llm.llm_engine
     for stream in range(streams):
-        prompt = [(stream * 31 + position * 7) % 1000 + 100 for position in range(context)]
+        prompt = [(stream * 31 + position * 7) % 150 + 100 for position in range(context)]
         engine.add_request(f"bench-{stream}", prompt, params)
     first = engine.stats().generation_tokens
     while engine.stats().num_waiting or engine.stats().generation_tokens - first < streams:
@@ -68,14 +68,13 @@ def bend(sizes: list[int], milliseconds: list[float]) -> float:
 
 
 def measure(args: argparse.Namespace) -> dict[str, object]:
-    before = memory_kib("VmRSS")
     llm = make_engine(args, max(args.contexts, default=CONTEXT), 1)
     by_context = {context: decode_ms(llm, 1, context, args.steps) for context in args.contexts}
     plan, peak = llm.llm_engine.config.memory, memory_kib("VmHWM")
     llm.close()
     memory = {
-        "planned_mib": round(plan.total / 2**20), "before_mib": round(before / 1024), "peak_mib": round(peak / 1024),
-        "peak_to_plan": peak * 1024 / (plan.total + before * 1024),
+        "planned_mib": round(plan.total / 2**20), "libraries_mib": round(plan.libraries / 2**20),
+        "peak_mib": round(peak / 1024), "peak_to_plan": peak * 1024 / (plan.total + plan.libraries),
     }  # fmt: skip
     llm = make_engine(args, CONTEXT, max(args.streams, default=1))
     by_streams = {streams: decode_ms(llm, streams, CONTEXT, args.steps) for streams in args.streams}
@@ -91,18 +90,17 @@ def show(title: str, values: dict[int, float]) -> None:
 
 
 def plot(result: dict, file: str) -> None:
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.5), layout="constrained")
+    figure = Figure(figsize=(9, 3.5), layout="constrained")
+    axes = figure.subplots(1, 2)
     for axis, name in zip(axes, ("context", "streams"), strict=True):
         values = result[f"{name}_ms"]
         axis.plot(list(values), list(values.values()), marker="o")
-        axis.set(xlabel="tokens of context" if name == "context" else "streams", ylabel="ms a decode step", ylim=0)
+        axis.set(xlabel="tokens of context" if name == "context" else "streams", ylabel="ms a decode step")
+        axis.set_ylim(0, 1.1 * max(values.values()))
         axis.grid(alpha=0.3)
-    figure.savefig(file)
+    figure.savefig(file, dpi=100)
 
 
 def main() -> None:
@@ -124,7 +122,7 @@ def main() -> None:
         plot(result, args.plot)
     if args.json:
         settings = {"model": args.model, "dtype": args.dtype, "threads": args.threads}
-        Path(args.json).write_text(json.dumps({"benchmark": "cpu_scaling", **settings, **result}, indent=2) + "\n")
+        record.write(args.json, "cpu_scaling", {**settings, **result})
 
 
 if __name__ == "__main__":

@@ -8,11 +8,11 @@ All requests decode; their blocks grow as they would in service.
 """
 
 import argparse
-import json
 import statistics
 import time
 
 import numpy as np
+import record
 
 from octavo.config.engine_config import CacheConfig, SchedulerConfig
 from octavo.protocol.messages import EngineCoreRequest
@@ -83,8 +83,7 @@ def main() -> None:
         results.append({"running": num_running, **{f"{name}_ms": value for name, value in row.items()}})
         print(f"{num_running:>8}" + "".join(f"{row[name]:>14.3f}" for name in (*PHASES, "total")))
     if args.json:
-        with open(args.json, "w") as file:
-            json.dump({"benchmark": "engine_overhead", "steps": args.steps, "results": results}, file, indent=2)
+        record.write(args.json, "engine_overhead", {"steps": args.steps, "results": results})
 
 
 if __name__ == "__main__":

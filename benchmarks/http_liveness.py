@@ -18,9 +18,9 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
+import record
 from http_load import Client, running_server
 
 GOAL_MS = 50.0
@@ -170,7 +170,7 @@ def main() -> None:
     print(f"{result['refused_prompts']} prompts refused, {result['streamed_events']} events streamed meanwhile")
     print(f"goal: p99 {GOAL_MS:g} ms, busy: {'met' if result['busy']['p99_ms'] <= GOAL_MS else 'missed'}")
     if args.json:
-        Path(args.json).write_text(json.dumps(result, indent=2) + "\n")
+        record.write(args.json, "http_liveness", result)
 
 
 if __name__ == "__main__":

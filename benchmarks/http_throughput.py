@@ -16,9 +16,9 @@ import statistics
 import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
+import record
 from http_load import running_server, stream_all
 
 from octavo import LLM, SamplingParams
@@ -132,7 +132,7 @@ def main() -> None:
     result = run(args)
     print(f"ratio {result['ratio']:.3f} ({result['ratio_least']:.3f} to {result['ratio_most']:.3f})")
     if args.json:
-        Path(args.json).write_text(json.dumps(result, indent=2) + "\n")
+        record.write(args.json, "http_throughput", result)
 
 
 if __name__ == "__main__":

@@ -9,11 +9,11 @@ of context, relative to 1024 tokens) stays about 1.
 """
 
 import argparse
-import json
 import time
 from collections.abc import Callable
 from itertools import accumulate
 
+import record
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -189,8 +189,7 @@ def main() -> None:
     for title, rows in results.items():
         show(title, rows)
     if args.json:
-        with open(args.json, "w") as file:
-            json.dump({"isa": args.isa, "threads": args.threads, **results}, file, indent=1)
+        record.write(args.json, "kernels_attention", {"isa": args.isa, "threads": args.threads, **results})
 
 
 if __name__ == "__main__":

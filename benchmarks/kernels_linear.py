@@ -10,12 +10,12 @@ memory: about the limit of one row.
 """
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import record
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -108,7 +108,7 @@ def main() -> None:
                 )
     if args.json:
         report = {"isa": _native.isa(), "threads": args.threads, "read_gbytes": read, "results": results}
-        args.json.write_text(json.dumps(report, indent=1) + "\n")
+        record.write(args.json, "kernels_linear", report)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@
 
 All sides compute the same product in turns, so that what else the machine does meets them all. Every turn takes another
 copy of the weight, all together larger than the caches (--megabytes a side), as the layers of a model do. The time is
-the median of the turns. An operation is a multiplication or an addition. "peak" is a loop of the same tile over a panel
-that stays in the first cache, without anything around it; "read" is what torch's sum reads from memory.
+the median of the turns. An operation is a multiplication or an addition. "read" is what torch's sum reads from memory:
+about the limit of one row.
 """
 
 import argparse
@@ -59,9 +59,9 @@ def measure_layer(layer: str, bits: list[int], rows: list[int], megabytes: int) 
     plain = torch.randn(n, k)
     weights: dict[int, list] = {32: [full.pack_linear(plain, None) for _ in range(copies(megabytes, plain.nbytes))]}
     for b in bits:
-        one = quantized.pack_quantized([random_matrix(n, k, b)], None)
-        count = copies(megabytes, packed_bytes(one))
-        weights[b] = [one] + [quantized.pack_quantized([random_matrix(n, k, b)], None) for _ in range(count - 1)]
+        matrix = random_matrix(n, k, b)
+        size = packed_bytes(quantized.pack_quantized([matrix], None))
+        weights[b] = [quantized.pack_quantized([matrix], None) for _ in range(copies(megabytes, size))]
     results: list[dict[str, float | str]] = []
     for count in rows:
         x = torch.randn(count, k)

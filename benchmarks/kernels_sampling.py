@@ -7,11 +7,11 @@ are normal with a deviation of 4, about what a language model gives; "flat" ones
 """
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
 
+import record
 import torch
 
 from octavo.ops.cpu import CpuPlatform, _native
@@ -92,9 +92,7 @@ def main() -> None:
                     flush=True,
                 )
     if args.json:
-        record = {"benchmark": "kernels_sampling", "isa": _native.isa(), "threads": args.threads, "results": results}
-        with open(args.json, "w") as file:
-            json.dump(record, file, indent=2)
+        record.write(args.json, "kernels_sampling", {"isa": _native.isa(), "threads": args.threads, "results": results})
 
 
 if __name__ == "__main__":

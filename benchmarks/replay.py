@@ -1,6 +1,6 @@
 """Milliseconds of a decode step, recorded and operator by operator, in turns in one run.
 
-    python benchmarks/replay.py --model MODEL [--dtype bfloat16] [--streams 1 8 32] [--output FILE]
+python benchmarks/replay.py --model MODEL [--dtype bfloat16] [--streams 1 8 32] [--output FILE]
 """
 
 import argparse

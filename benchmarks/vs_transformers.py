@@ -9,13 +9,13 @@ for a static batch over its padded rectangle at its end, for Octavo over the blo
 """
 
 import argparse
-import json
 import random
 import statistics
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import record
 import torch
 
 from octavo import LLM, SamplingParams
@@ -123,9 +123,7 @@ def main() -> None:
         rows = [{**asdict(r), "tokens_per_second": r.tokens_per_second} for r in results]
         ratio = results[0].tokens_per_second / best
         settings = {"requests": args.requests, "threads": args.threads, "model": args.model, "dtype": "float32"}
-        Path(args.json).write_text(
-            json.dumps({"benchmark": "vs_transformers", **settings, "ratio_to_best": ratio, "results": rows}, indent=2)
-        )
+        record.write(args.json, "vs_transformers", {**settings, "ratio_to_best": ratio, "results": rows})
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,22 @@ def run_module(module: str, argv: Sequence[str], path: Path) -> Any:
         ChildFailed: there is no result.
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folder for folder in sys.path if folder)}
+    run_command([sys.executable, "-m", module, *argv], environment)
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def run_command(command: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Run a program to its end.
+
+    Raises:
+        ChildFailed: it did not end well.
+    """
     with tempfile.TemporaryFile("w+", errors="replace") as log:
         status = subprocess.run(
-            [sys.executable, "-m", module, *argv],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log, env=environment,
-        ).returncode  # fmt: skip
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log, env=environment
+        ).returncode
         if status == 0:
-            return json.loads(path.read_text(encoding="utf-8"))
+            return
         log.seek(0)
         said = [line for line in log.read().splitlines() if line.strip() and not line.startswith("INFO ")]
     tail = " ".join(said)[-_LONGEST_TAIL:]

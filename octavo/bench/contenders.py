@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,10 @@ from octavo.errors import printable
 
 Work = list[tuple[list[int], int]]
 """(token ids of the prompt, output tokens) of each request."""
+
+
+SERVER = "server"
+"""The kind of all servers: nobody knows what weights they have."""
 
 
 class RivalFailed(Exception):
@@ -38,14 +43,19 @@ class Contender:
 
     name: str
     runner: Runner
-    batch_size: int
+    batch_size: int = 0
+    """Requests of a static batch; 0: it makes its own batches."""
+    kind: str = ""
+    """The rival's name, whatever its batches."""
 
 
 class Rival:
     """A process of its own."""
 
-    def __init__(self, python: str, script: str, options: dict[str, Any]) -> None:
+    def __init__(self, python: str, script: str, options: dict[str, Any], told: dict[str, Any] | None = None) -> None:
+        """`told`: what is known of it besides what it says itself."""
         self.name = script
+        self._told = told or {}
         self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  # closed by `__exit__`
         path = Path(rivals.__file__).with_name(f"{script}.py")
         environment = dict(os.environ)
@@ -58,15 +68,19 @@ class Rival:
         self._hello: dict[str, Any] | None = None
 
     def hello(self) -> dict[str, Any]:
-        """{version, load}, once it has loaded."""
-        self._hello = self._hello or self._read()
+        """{version, load} and more, once it has loaded."""
+        self._hello = self._hello or {**self._read(), **self._told}
         return self._hello
 
     def run(self, work: Work, batch_size: int) -> dict[str, Any]:
         """What it answers to these requests."""
+        return self.ask({"requests": work, "batch_size": batch_size})
+
+    def ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        """The answer to any line."""
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps({"requests": work, "batch_size": batch_size}) + "\n")
+            self._process.stdin.write(json.dumps(question) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
             pass  # `_read` finds out why
@@ -81,7 +95,9 @@ class Rival:
         status = self._process.wait()
         self._log.seek(0)
         said = [part for part in self._log.read().splitlines() if part.strip() and not part.startswith("INFO ")]
-        raise RivalFailed(f"{self.name} ended with status {status}: {printable(' '.join(said[-3:]), 500)}")
+        ended = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        reason = f": {printable(' '.join(said[-3:]), 500)}" if said else ""
+        raise RivalFailed(f"{self.name} {ended}{reason}")
 
     def __enter__(self) -> "Rival":
         return self

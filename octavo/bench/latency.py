@@ -12,6 +12,7 @@ from octavo.bench.offline import run_requests
 from octavo.bench.report import OutputArgs, Record, check_outputs, milliseconds, show_table, summary, write_outputs
 from octavo.bench.throughput import load_line
 from octavo.bench.traffic import BenchRequest, TokenizerWords, TrafficArgs, make_traffic
+from octavo.config.command_line import parse_arguments
 from octavo.config.engine_args import EngineArgs
 from octavo.errors import InvalidInput
 
@@ -46,7 +47,7 @@ class LatencyArgs:
 
 def run(argv: Sequence[str]) -> int:
     """Measure, print the table, write the files."""
-    args = tyro.cli(LatencyArgs, prog="octavo bench latency", args=argv)
+    args = parse_arguments(LatencyArgs, "octavo bench latency", argv)
     _check(args)
     check_outputs(args.output)
     engine_args = checked(args.engine)

@@ -61,7 +61,7 @@ class _Samples:
             self._every *= 2
 
 
-def run_requests(engine: Engine, requests: Sequence[BenchRequest], desc: str = "requests") -> dict[str, Any]:
+def run_requests(engine: Engine, requests: Sequence[BenchRequest], desc: str = "output") -> dict[str, Any]:
     """Queue all requests at once, compute them to their full output lengths, and say how that went.
 
     Returns:
@@ -78,16 +78,17 @@ def run_requests(engine: Engine, requests: Sequence[BenchRequest], desc: str = "
     try:
         for number, request in enumerate(requests):
             engine.add_request(f"bench-{number}", request.prompt, _params(request.output_len))
-        with tqdm(total=len(requests), desc=desc, delay=2, disable=None, leave=False) as bar:
+        num_tokens = sum(request.output_len for request in requests)
+        with tqdm(total=num_tokens, desc=desc, unit="tok", delay=2, disable=None, leave=False) as bar:
             while engine.has_unfinished_requests():
                 outputs = engine.step()
-                now = time.perf_counter() - start
-                samples.take(now, engine.stats())
+                now, stats = time.perf_counter() - start, engine.stats()
+                samples.take(now, stats)
+                bar.update(stats.generation_tokens - before.generation_tokens - bar.n)
                 for output in outputs:
                     if output.finished:
                         finished.append(output)
                         ends.append(now)
-                        bar.update()
     except BaseException:
         engine.abort_request(sorted(ids))
         engine.step()

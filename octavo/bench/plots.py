@@ -1,9 +1,10 @@
 """Pictures of results. matplotlib is an extra: it is asked for only when a picture is."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from octavo.bench.goals import GOALS, OURS
 from octavo.errors import InvalidInput
 
 SUFFIXES = (".png", ".svg", ".pdf")
@@ -32,7 +33,8 @@ def draw(document: Mapping[str, Any], path: str) -> None:
     left, right = figure.subplots(1, 2)
     _DRAWINGS[document["benchmark"]](document, left, right)
     figure.suptitle(f"octavo bench {document['benchmark']}: {document['machine']['cpu']}", fontsize=10)
-    figure.savefig(path, dpi=120)
+    extra: dict[str, Any] = {"pil_kwargs": {"optimize": True}} if path.lower().endswith(".png") else {}
+    figure.savefig(path, dpi=100, **extra)
 
 
 def _throughput(document: Mapping[str, Any], left: Any, right: Any) -> None:
@@ -56,6 +58,8 @@ def _latency(document: Mapping[str, Any], left: Any, right: Any) -> None:
         if all(row["itl"] for row in rows):
             right.plot(sizes, [1000 * row["itl"][key] for row in rows], "s--", label=f"between tokens {key.upper()}")
     right.set(xlabel="batch size", ylabel="ms", xscale="log", yscale="log")
+    for axes in (left, right):
+        _plain_ticks(axes, sizes)
     right.legend()
 
 
@@ -72,13 +76,16 @@ def _sweep(document: Mapping[str, Any], left: Any, right: Any) -> None:
     places = range(len(rows))
     left.plot(places, [row["output_tokens_per_second"]["median"] for row in rows], "o-")
     left.set(ylabel="output tokens/s", ylim=(0, None))
-    for key in ("p50_itl_ms", "p99_itl_ms", "p99_ttft_ms"):
+    titles = {"p50_itl_ms": "between tokens P50", "p99_itl_ms": "between tokens P99",
+              "p50_ttft_ms": "first token P50", "p99_ttft_ms": "first token P99"}  # fmt: skip
+    for key, title in titles.items():
         if all(row[key] for row in rows):
-            right.plot(places, [row[key]["median"] for row in rows], "o-", label=key.replace("_", " "))
+            right.plot(places, [row[key]["median"] for row in rows], "o-", label=title)
     right.set(ylabel="ms", yscale="log")
     right.legend()
+    _plain_ticks(right)
     for axes in (left, right):
-        axes.set_xticks(list(places), labels, rotation=30)
+        axes.set_xticks(list(places), labels, rotation=0 if max(map(len, labels)) < 6 else 30)
         axes.set_xlabel(", ".join(rows[0]["setting"]))
 
 
@@ -96,23 +103,76 @@ def _startup(document: Mapping[str, Any], left: Any, right: Any) -> None:
 
 
 def _compare(document: Mapping[str, Any], left: Any, right: Any) -> None:
-    names = list(document["engines"])[1:]
-    charts = ((left, document["metrics"], "ratio"), (right, document["throughput_by_requests"], "throughput ratio"))
-    for axes, rows, title in charts:
-        for number, name in enumerate(names):
-            found = [(row, cells[name]["ratio"]) for row, cells in rows.items() if cells[name]["ratio"]]
-            middle = [ratio["median"] for _, ratio in found]
-            spread = [
-                [ratio["median"] - ratio["min"] for _, ratio in found],
-                [ratio["max"] - ratio["median"] for _, ratio in found],
-            ]
-            places = [place + 0.8 * (number + 0.5) / len(names) - 0.4 for place in range(len(found))]
-            axes.bar(places, middle, 0.8 / len(names), yerr=spread, label=name)
-        axes.set_xticks(range(len(rows)), list(rows), rotation=30)
-        axes.axhline(1.0, color="black", linewidth=0.8)
-        axes.set(ylabel=f"{title}, above 1 this engine is better")
-    left.legend()
-    right.set(xlabel="requests at once")
+    kinds, loads = document["kinds"], document["throughput_by_requests"]
+    rivals = [name for name in document["engines"] if kinds[name] != OURS]
+    _ratios(document["metrics"], rivals or list(document["engines"])[1:], left)
+    if not rivals:
+        left.set(ylabel=f"blocks of {document['options']['block_size']} are better, times")
+    if not loads:
+        _speeds(document, right)
+        return
+    for name in document["engines"]:
+        cells = [row[name]["value"] for row in loads.values()]
+        middle = [cell["median"] for cell in cells]
+        spread = [[abs(cell["median"] - cell[end]) for cell in cells] for end in ("min", "max")]
+        right.errorbar([int(row) for row in loads], middle, spread, fmt="o-", capsize=3, label=name)
+    right.set(xlabel="requests at once", ylabel="output tokens/s", xscale="log", yscale="log")
+    _plain_ticks(right, [int(row) for row in loads])
+    right.legend(fontsize=8)
+
+
+def _plain_ticks(axes: Any, places: Sequence[float] = ()) -> None:
+    """Numbers as people write them on logarithmic axes, and of x only these places."""
+    if places:
+        axes.set_xticks(places, [f"{place:g}" for place in places])
+        axes.xaxis.set_minor_formatter("")
+    if axes.get_yscale() == "log":
+        from matplotlib.ticker import LogLocator  # type: ignore[import-not-found,unused-ignore]
+
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(_number)
+        axes.yaxis.set_minor_formatter("")
+
+
+def _number(value: float, _: int) -> str:
+    return f"{value:g}"
+
+
+def _ratios(metrics: Mapping[str, Any], names: Sequence[str], axes: Any) -> None:
+    """How many times better this engine is, by metric, with the goals."""
+    rows = [row for row, cells in metrics.items() if any(cells[name]["ratio"] for name in names)]
+    for number, name in enumerate(names):
+        found = [(place, metrics[row][name]["ratio"]) for place, row in enumerate(rows) if metrics[row][name]["ratio"]]
+        middle = [ratio["median"] for _, ratio in found]
+        spread = [[abs(ratio["median"] - ratio[end]) for _, ratio in found] for end in ("min", "max")]
+        places = [place + 0.8 * (number + 0.5) / len(names) - 0.4 for place, _ in found]
+        axes.bar(places, middle, 0.8 / len(names), yerr=spread, label=name)
+    goals = [(place, GOALS[row]) for place, row in enumerate(rows) if row in GOALS]
+    if goals and not all(name.startswith(f"{OURS},") for name in names):
+        axes.hlines([goal for _, goal in goals], [place - 0.4 for place, _ in goals],
+                    [place + 0.4 for place, _ in goals], "black", "dashed", label="goal")  # fmt: skip
+    axes.axhline(1.0, color="black", linewidth=0.8)
+    axes.set_xticks(range(len(rows)), [row.replace("_", " ") for row in rows], rotation=35, ha="right")
+    axes.set(ylabel="this engine is better, times", yscale="log")
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high * 3)  # the legend hides nothing
+    _plain_ticks(axes)
+    axes.legend(fontsize=8, ncols=2, loc="upper right")
+
+
+def _speeds(document: Mapping[str, Any], axes: Any) -> None:
+    """Tokens/s of each engine, where no row says how they change with the requests."""
+    names = list(document["engines"])
+    rows = [row for row in ("throughput", "one_stream") if document["metrics"][row][OURS]["value"]]
+    for number, row in enumerate(rows):
+        cells = [document["metrics"][row][name]["value"] for name in names]
+        places = [place + 0.8 * (number + 0.5) / len(rows) - 0.4 for place in range(len(names))]
+        heights = [cell["median"] if cell else 0.0 for cell in cells]
+        axes.bar(places, heights, 0.8 / len(rows), label={"throughput": "all requests"}.get(row, row.replace("_", " ")))
+    axes.set_xticks(range(len(names)), names, rotation=20, ha="right")
+    axes.set(ylabel="output tokens/s", ylim=(0, 1.2 * axes.get_ylim()[1]))  # the legend hides nothing
+    if rows:
+        axes.legend(fontsize=8, ncols=2, loc="upper right")
 
 
 _DRAWINGS: dict[str, Callable[[Mapping[str, Any], Any, Any], None]] = {

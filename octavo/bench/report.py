@@ -60,6 +60,10 @@ class Record:
     begun: float = field(default_factory=time.time)
     load_before: tuple[float, float, float] = field(default_factory=os.getloadavg)
 
+    def given(self) -> dict[str, Any]:
+        """The options that have a value."""
+        return {name: value for name, value in self.options.items() if value is not None}
+
     def finish(self, results: Mapping[str, Any]) -> dict[str, Any]:
         """The whole document; results are beside the rest."""
         return {
@@ -67,7 +71,7 @@ class Record:
             "command": shlex.join(["octavo", "bench", self.benchmark, *self.argv]),
             "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.begun)),
             **results,
-            "options": {name: value for name, value in self.options.items() if value is not None},
+            "options": self.given(),
             "machine_load": {"before": self.load_before, "after": os.getloadavg()},
             "machine": machine(),
             "versions": versions(),

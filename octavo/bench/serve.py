@@ -28,6 +28,7 @@ from octavo.bench.traffic import (
     make_traffic,
     poisson_arrivals,
 )
+from octavo.config.command_line import parse_arguments
 from octavo.errors import InvalidInput
 from octavo.tokenization.tokenizer import Tokenizer
 
@@ -75,7 +76,7 @@ def run(argv: Sequence[str]) -> int:
     Returns:
         The exit status: 1 if a request failed.
     """
-    args = tyro.cli(ServeArgs, prog="octavo bench serve", args=argv)
+    args = parse_arguments(ServeArgs, "octavo bench serve", argv)
     check_traffic(args.traffic)
     check_outputs(args.output)
     _check(args)

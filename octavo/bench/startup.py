@@ -15,6 +15,7 @@ from octavo.bench.children import ChildFailed, run_module
 from octavo.bench.engines import checked
 from octavo.bench.report import OutputArgs, Record, check_outputs, show_table, summary, write_outputs
 from octavo.bench.throughput import load_line
+from octavo.config.command_line import parse_arguments
 from octavo.config.engine_args import EngineArgs
 from octavo.errors import InvalidInput
 
@@ -38,7 +39,7 @@ class StartupArgs:
 
 def run(argv: Sequence[str]) -> int:
     """Measure, print the table, write the files."""
-    args = tyro.cli(StartupArgs, prog="octavo bench startup", args=argv)
+    args = parse_arguments(StartupArgs, "octavo bench startup", argv)
     check_outputs(args.output)
     if not 1 <= args.num_iters <= _MOST_STARTS:
         raise InvalidInput(f"num_iters={args.num_iters} must be from 1 to {_MOST_STARTS}")

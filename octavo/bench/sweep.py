@@ -18,6 +18,7 @@ from octavo.bench.engines import checked
 from octavo.bench.report import OutputArgs, Record, check_outputs, show_table, write_outputs
 from octavo.bench.throughput import load_line
 from octavo.bench.traffic import TrafficArgs, check_traffic
+from octavo.config.command_line import parse_arguments
 from octavo.config.engine_args import EngineArgs
 from octavo.errors import InvalidInput, short_repr
 
@@ -67,7 +68,7 @@ def run(argv: Sequence[str]) -> int:
     Returns:
         The exit status: 1 if a setting failed, or none keeps the limit.
     """
-    args = tyro.cli(SweepArgs, prog="octavo bench sweep", args=argv)
+    args = parse_arguments(SweepArgs, "octavo bench sweep", argv)
     check_outputs(args.output)
     _check(args)
     settings = make_settings(args)

@@ -1,6 +1,6 @@
 """`octavo bench throughput`: all requests at once, in this process, as fast as they go."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from octavo.bench.report import (
     write_outputs,
 )
 from octavo.bench.traffic import BenchRequest, TokenizerWords, TrafficArgs, check_traffic, make_traffic
+from octavo.config.command_line import parse_arguments
 from octavo.config.engine_args import EngineArgs
 
 
@@ -36,7 +37,7 @@ class ThroughputArgs:
 
 def run(argv: Sequence[str]) -> int:
     """Measure, print the table, write the files."""
-    args = tyro.cli(ThroughputArgs, prog="octavo bench throughput", args=argv)
+    args = parse_arguments(ThroughputArgs, "octavo bench throughput", argv)
     check_traffic(args.traffic)
     check_outputs(args.output)
     engine_args = checked(args.engine)
@@ -79,7 +80,7 @@ def show(results: dict[str, Any], traffic: TrafficArgs) -> None:
     show_table("throughput", ("", "value"), rows, [*notes, load_line(results)])
 
 
-def load_line(document: dict[str, Any]) -> str:
+def load_line(document: Mapping[str, Any]) -> str:
     """What else the machine was doing."""
     before, after = (document["machine_load"][when][0] for when in ("before", "after"))
     return f"Load of the machine over the last minute: {before:.1f} before, {after:.1f} after."

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from tqdm import tqdm
+
 from octavo.bench.recordings import agent_turns, sharegpt_turns
 from octavo.errors import InvalidInput, short_repr
 from octavo.files import open_regular
@@ -147,13 +149,15 @@ def make_traffic(args: TrafficArgs, words: Words, max_len: int | None = None) ->
             )
         return requests
     requests = []
-    for request in _recorded(args, words):
+    recorded = tqdm(_recorded(args, words), desc="reading", delay=2, disable=None, leave=False)
+    for request in recorded:
         if (args.input_len is None or request.prompt_len <= args.input_len) and (
             max_len is None or request.prompt_len + request.output_len <= max_len
         ):
             requests.append(request)
             if len(requests) == args.num_prompts:
                 break
+    recorded.close()
     if not requests:
         limits = " and ".join(f"{name} {value}" for name, value in _limits(args, max_len))
         raise InvalidInput(f"{args.dataset_path} has no request{f' within {limits}' if limits else ''}")

@@ -1,9 +1,12 @@
 """What the tests of layers over few bits share: weights, and the slow reference, operation by operation."""
 
+from functools import cache
+
 import numpy as np
 import torch
 
 from octavo.ops.cpu import _native as native
+from octavo.ops.cpu import quantized as ops
 from octavo.ops.interface import QUANTIZATION_GROUP, QuantizedMatrix
 
 KERNELS = native.quantized_kernels()
@@ -53,6 +56,15 @@ def add_product(total, a, b, is_fused):
     if not is_fused:
         return total + a * b
     return (total.astype(np.longdouble) + a.astype(np.longdouble) * b.astype(np.longdouble)).astype(np.float32)
+
+
+@cache
+def is_fused(kernels):
+    """Whether these kernels, as they were compiled, add a product in one operation or in two."""
+    part, x = matrix(64, 320, 8), random(3, 320)
+    packed = ops.pack_quantized([part], None)
+    native.use_quantized_kernels(kernels)
+    return not torch.equal(ops.linear(x, packed), slow_linear(x, [part], packed, None, is_fused=False))
 
 
 def slow_linear(x, parts, packed, bias, is_fused):

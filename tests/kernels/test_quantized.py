@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 
 pytest.importorskip("octavo.ops.cpu._native", reason="installed without native kernels")
 
-from kernels.quantized_cases import KERNELS, assert_same_bits, matrix, quantized_rows, random, slow_linear, strided
+from kernels.quantized_cases import (
+    KERNELS,
+    assert_same_bits,
+    is_fused,
+    matrix,
+    quantized_rows,
+    random,
+    slow_linear,
+    strided,
+)
 
 from octavo.ops.cpu import _native as native
 from octavo.ops.cpu import quantized as ops
@@ -64,7 +73,7 @@ def test_any_shape_gives_the_bits_of_the_slow_reference(shapes, k, rows, has_bia
     packed = ops.pack_quantized(parts, bias)
     x = random(rows, k, seed=seed + 9)
     y = ops.linear(strided(x, gap), packed)
-    assert_same_bits(y, slow_linear(x, parts, packed, bias, is_fused=kernels != "baseline"))
+    assert_same_bits(y, slow_linear(x, parts, packed, bias, is_fused(kernels)))
 
 
 @settings(max_examples=100, deadline=None)
@@ -144,16 +153,18 @@ def test_threads_change_no_bit_of_a_large_product(kernels, n, k, rows):
         assert_same_bits(ops.linear(x, weight), expected)
 
 
-def test_all_kernels_with_fused_operations_give_the_same_bits():
+def test_all_kernels_that_fuse_operations_give_the_same_bits():
     weight, x = ops.pack_quantized([matrix(100, 576, 4), matrix(70, 576, 8)], random(170)), random(21, 576)
-    native.use_quantized_kernels(KERNELS[0])
-    expected = ops.linear(x, weight)
-    for kernels in KERNELS[1:]:
+    results = {}
+    for kernels in KERNELS:
+        fused = is_fused(kernels)
         native.use_quantized_kernels(kernels)
-        if kernels == "baseline":
-            torch.testing.assert_close(ops.linear(x, weight), expected)
-        else:
-            assert_same_bits(ops.linear(x, weight), expected)
+        results.setdefault(fused, []).append(ops.linear(x, weight))
+    for same in results.values():
+        for result in same[1:]:
+            assert_same_bits(result, same[0])
+    for one, other in pairwise(results.values()):
+        torch.testing.assert_close(one[0], other[0])
 
 
 @pytest.mark.parametrize("kernels", KERNELS)

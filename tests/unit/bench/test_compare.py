@@ -7,11 +7,16 @@ import pytest
 import torch
 from tiny_models import write_model
 
-from octavo.bench.compare import OURS, summarise
-from octavo.bench.contenders import Rival, RivalFailed, ServerRunner
+from octavo.bench.compare import Found, _before, _check_same, measure
+from octavo.bench.contenders import Contender, Rival, RivalFailed, ServerRunner
+from octavo.bench.goals import OURS
 from octavo.bench.http_client import Answer, make_target
+from octavo.bench.ratios import summarise
 from octavo.bench.rivals.static_batches import run
+from octavo.bench.scenarios import Plan
+from octavo.bench.traffic import TrafficArgs
 from octavo.entrypoints.cli.main import main
+from octavo.errors import InvalidInput
 
 
 @pytest.fixture(scope="module")
@@ -63,16 +68,88 @@ def test_this_engine_and_transformers_take_turns_on_the_same_requests(tmp_path, 
     path = tmp_path / "c.json"
     argv = [
         "--model", model, "--num-kv-blocks", "128", "--num-prompts", "4", "--input-len", "12", "--output-len", "6",
-        "--rounds", "1", "--prefix-len", "32", "--static-batches", "2", "--concurrency", "1",
+        "--rounds", "1", "--prefix-len", "32", "--static-batches", "2", "--concurrency", "1", "--block-sizes", "8",
+        "--rivals", "transformers", "llama-cpp", "--measure", "mixed", "first-token", "one-stream", "shared-prefix",
+        "--shared-requests", "2", "--shared-prefix-len", "16",
     ]  # fmt: skip
     assert main(["bench", "compare", *argv, "--output-json", str(path)]) == 0
     found = json.loads(path.read_text())
-    theirs = "transformers, batches of 2"
-    assert set(found["engines"]) == {OURS, theirs} and found["engines"][theirs]["version"]
+    theirs, blocks = "transformers, batches of 2", f"{OURS}, blocks of 8"
+    assert set(found["engines"]) == {OURS, theirs, blocks} and found["engines"][theirs]["version"]
+    assert "GGUF" in found["left_out"]["llama-cpp"]
     for name, cells in found["metrics"].items():
-        assert cells[OURS]["value"]["median"] > 0 and cells[theirs]["value"]["median"] > 0, name
+        assert all(cells[one]["value"]["median"] > 0 for one in (OURS, theirs, blocks)), name
     assert found["throughput_by_requests"]["1"][theirs]["ratio"]["median"] > 0
-    assert "ratio (spread)" in capsys.readouterr().out
+    assert {one["rival"] for one in found["limits"]} == {theirs}
+    out = capsys.readouterr().out
+    assert "ratio (spread)" in out and "block sizes" in out and "llama-cpp takes no part" in out
+    assert all(one["sentence"] in out for one in found["limits"])
+
+
+class FakeRunner:
+    """Takes part in so many turns."""
+
+    def __init__(self, turns):
+        self.turns, self.seen = turns, []
+
+    def hello(self):
+        return {}
+
+    def run(self, work, batch_size):
+        if len(self.seen) == self.turns:
+            raise RivalFailed("out of memory")
+        self.seen.append(work)
+        times = {"latencies": [1.0], "between_tokens": [0.1]}
+        return {"seconds": 2.0, "output_tokens": 8, "kv_utilization": None, "peak_rss": None, **times}
+
+
+class FakeProbe:
+    def hello(self):
+        return {}
+
+    def ask(self, _):
+        return {"read": 1.0, "float32": 1.0}
+
+
+class Numbers:
+    def make(self, rng, length):
+        return [rng.randrange(100) for _ in range(length)]
+
+
+def compared(*turns, rounds=2, found=None):
+    plan = Plan(
+        traffic=TrafficArgs(num_prompts=3, input_len=4, output_len=2), measures=("mixed", "first-token"),
+        concurrency=(), prefix_len=8, shared_requests=1, shared_prefix_len=1,
+    )  # fmt: skip
+    runners = [FakeRunner(count) for count in turns]
+    contenders = [Contender(OURS if not number else f"r{number}", one) for number, one in enumerate(runners)]
+    found = found or Found({}, [], {})
+    measure(contenders, plan, Numbers(), rounds, FakeProbe(), found)
+    return found, runners
+
+
+def test_all_get_the_same_requests_and_other_ones_each_round():
+    found, (ours, theirs) = compared(None, None)
+    assert ours.seen == theirs.seen and len(ours.seen) == 1 + 2 * 3
+    _, first, cold, cached, second, *_ = ours.seen
+    assert first != second and len(first) == 3
+    assert cold[0][0][:8] == cached[0][0][:8] and cold[0][0] != cached[0][0]
+    assert [list(one) for one in found.rounds[OURS]["all"]] == [list(found.rounds["r1"]["all"][0])] * 2
+    assert len(found.probes) == 2
+
+
+def test_a_rival_that_fails_on_the_way_is_left_out_and_the_others_go_on():
+    found, (_, failing, lasting) = compared(None, 3, None)
+    assert set(found.rounds) == {OURS, "r2"} and found.left_out == {"r1": "out of memory"}
+    assert len(failing.seen) == 3 and len(lasting.seen) == 7
+    assert len(found.rounds["r2"]["all"]) == 2
+
+
+def test_without_this_engine_or_anybody_else_there_is_no_comparison():
+    with pytest.raises(RivalFailed):
+        compared(2, None)
+    with pytest.raises(RivalFailed, match="out of memory"):
+        compared(None, 2)
 
 
 def test_a_rival_that_cannot_load_says_why():
@@ -106,7 +183,15 @@ def test_a_server_that_fails_or_stops_early_is_not_compared(monkeypatch, answer,
         ["--static-batches", "8", "8"],
         ["--static-batches", "0"],
         ["--concurrency", "0"],
-        ["--transformers-python", "/nowhere/python"],
+        ["--env", "transformers=/nowhere/python"],
+        ["--env", "transformers"],
+        ["--env", "vllm=/usr"],
+        ["--rivals", "openvino", "--env", "llama-cpp=/usr"],
+        ["--rivals"],
+        ["--measure"],
+        ["--block-sizes", "17"],
+        ["--block-sizes", "8", "8"],
+        ["--quantization", "int4"],
         ["--url", "nope"],
         ["--url", "http://a", "--url", "http://a"],
         ["--num-prompts", "0"],
@@ -125,3 +210,42 @@ def test_the_clock_changes_no_logits():
     scores = torch.ones(2, 3)
     clock = Clock()
     assert clock(None, scores) is scores and len(clock.times) == 1
+
+
+def earlier(tmp_path, options, **changes):
+    path = tmp_path / "earlier.json"
+    document = {"options": options, "rounds": {OURS: {"all": [{}]}}, "probes": [{"read": 1.0}]}
+    path.write_text(json.dumps({**document, **changes}))
+    return str(path)
+
+
+def test_rounds_of_an_earlier_run_count_and_new_ones_have_other_requests(tmp_path):
+    path = earlier(tmp_path, {"seed": 1, "rounds": 5})
+    found = _before(path, {"seed": 1, "rounds": 1, "add_to": path})
+    assert len(found.probes) == len(found.rounds[OURS]["all"]) == 1
+    alone, (first, _) = compared(None, None, rounds=2)
+    again, (second, _) = compared(None, None, rounds=1, found=Found(dict(alone.rounds), list(alone.probes[:1]), {}))
+    assert len(again.probes) == 2 and second.seen[1:] == first.seen[4:]
+
+
+@pytest.mark.parametrize(
+    ("options", "changes", "what"),
+    [
+        ({"seed": 2}, {}, "seed=2"),
+        ({}, {}, "seed=None"),
+        ({"seed": 1}, {"probes": None}, "is no file"),
+        ({"seed": 1, "dtype": "x"}, {}, "dtype"),
+    ],
+)
+def test_rounds_of_another_measurement_are_not_added_to(tmp_path, options, changes, what):
+    document = earlier(tmp_path, options, **changes)
+    with pytest.raises(InvalidInput, match=what):
+        _before(document, {"seed": 1})
+
+
+def test_rounds_can_be_added_only_if_the_same_engines_take_part():
+    found = Found({OURS: {}, "gone": {}}, [], {})
+    contenders = [Contender(name, FakeRunner(None)) for name in (OURS, "new")]
+    with pytest.raises(RivalFailed, match="gone, new"):
+        _check_same(found, contenders, "f.json")
+    _check_same(found, contenders, None)
