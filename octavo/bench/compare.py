@@ -24,6 +24,7 @@ from octavo.bench.rival_env import RivalName, python_of
 from octavo.bench.rivals import RIVALS
 from octavo.bench.scenarios import FIRST_TOKEN, MIXED, ONE_STREAM, Load, Measure, Plan, take
 from octavo.bench.traffic import TokenizerWords, TrafficArgs, Words, check_traffic
+from octavo.config.command_line import parse_arguments
 from octavo.config.engine_args import EngineArgs
 from octavo.config.machine import detect
 from octavo.config.model import ModelConfig
@@ -112,7 +113,7 @@ class Found:
 
 def run(argv: Sequence[str]) -> int:
     """Measure, print the tables, write the files."""
-    args = tyro.cli(CompareArgs, prog="octavo bench compare", args=argv)
+    args = parse_arguments(CompareArgs, "octavo bench compare", argv)
     check_outputs(args.output)
     engine = checked(args.engine)
     _check(args, engine)

@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from octavo.bench.children import ChildFailed, run_command
 from octavo.bench.rivals import RIVALS, RivalKind
+from octavo.config.command_line import parse_arguments
 from octavo.errors import InvalidInput, short_repr
 
 RivalName = Literal["transformers", "llama-cpp", "openvino"]
@@ -38,7 +39,7 @@ class RivalEnvArgs:
 
 def run(argv: Sequence[str]) -> int:
     """Make it, check that it imports, print the option."""
-    args = tyro.cli(RivalEnvArgs, prog="octavo bench rival-env", args=argv)
+    args = parse_arguments(RivalEnvArgs, "octavo bench rival-env", argv)
     if args.jobs < 1:
         raise InvalidInput(f"jobs={args.jobs} must be at least 1")
     folder, rival = Path(args.folder), RIVALS[args.rival]
