@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kPanelVectors = kPanelColumns / kFloats;
 constexpr int kBytesOfVector = 4 * kFloats;
-constexpr int kBytesAhead = 1024;  // of what is read in each stream
+constexpr int kBytesAhead = 2048;  // of what is read in each stream
 struct Tile {
     const InputGroup* x;  // [groups][ROWS]
     const char* panels;

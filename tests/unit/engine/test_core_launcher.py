@@ -13,7 +13,8 @@ from octavo.errors import InvalidInput
 
 
 @pytest.fixture(autouse=True)
-def short_temp_dir(monkeypatch):
+def short_temp_dir(monkeypatch, tmp_path_factory):
+    tmp_path_factory.getbasetemp()  # pytest's own folder must not lie in the one that goes away
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         monkeypatch.setattr(tempfile, "tempdir", folder)
         yield Path(folder)
