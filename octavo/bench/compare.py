@@ -139,6 +139,8 @@ def run(argv: Sequence[str]) -> int:
                 for loaded in _start(stack, args, engine, loads, found.left_out):
                     contenders += loaded
                     bar.update()
+            if len(contenders) == 1:
+                raise RivalFailed("; ".join(f"{name}: {why}" for name, why in found.left_out.items()))
             _check_same(found, contenders, args.add_to)
             probe = stack.enter_context(_probe(engine))
             measure(contenders, plan, words, args.rounds, probe, found)

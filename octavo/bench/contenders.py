@@ -96,7 +96,9 @@ class Rival:
         self._log.seek(0)
         said = [part for part in self._log.read().splitlines() if part.strip() and not part.startswith("INFO ")]
         ended = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-        reason = f": {printable(' '.join(said[-3:]), 500)}" if said else ""
+        # of a traceback the last line says it
+        last = said[-1:] if said[-1:] and "Error" in said[-1] else said[-3:]
+        reason = f": {printable(' '.join(last), 500)}" if said else ""
         raise RivalFailed(f"{self.name} {ended}{reason}")
 
     def __enter__(self) -> "Rival":

@@ -150,8 +150,9 @@ class _Reader:
     def _check_texts(self, texts: Sequence[str]) -> None:
         most = len(self._positionals)
         if not most and texts:
+            named = " (a model is named by --model)" if "model" in self._options else ""
             raise InvalidInput(
-                f"{short_repr(texts[0])} is no option, and {self._prog} takes nothing else; {self._see()}"
+                f"{short_repr(texts[0])} is no option, and {self._prog} takes nothing else{named}; {self._see()}"
             )
         if len(texts) > most and not self._takes_many:
             takes = "one" if most == 1 else str(most)

@@ -65,6 +65,8 @@ class Advice:
     options: dict[str, str | int]
     kv_tokens: int
     """Tokens the KV cache holds with it."""
+    instead_of: tuple[str, ...] = ()
+    """Options that were given and must be left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -314,4 +316,9 @@ def _try(
         options["num_kv_blocks"] = config.cache.num_blocks
     if tokens < goal:
         options["max_model_len"] = tokens
-    return Advice(options, tokens) if goal <= config.scheduler.max_model_len else None
+    left_out = tuple(
+        name
+        for name, value in change.items()
+        if value is None and name not in options and getattr(args, name) is not None
+    )
+    return Advice(options, tokens, left_out) if goal <= config.scheduler.max_model_len else None

@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from octavo.engine.input_processor import Prompt
 from octavo.entrypoints.cli.batch_file import BatchFiles, InputLine, write_answer
+from octavo.entrypoints.cli.streams import complain
 from octavo.errors import EngineDeadError, InvalidInput, short_repr
 from octavo.logging import get_logger
 from octavo.protocol.outputs import CompletionOutput, Logprob, RequestOutput
@@ -83,7 +84,12 @@ def run_batch(llm: "LLM", files: BatchFiles, given: dict[str, Any], *, return_to
         files.open_target() as target,
         tqdm(total=files.num_lines, initial=files.num_answered, unit="line", disable=None) as bar,
     ):
-        return _Batch(llm, given, return_token_ids, target, bar).run(files)
+        batch = _Batch(llm, given, return_token_ids, target, bar)
+        try:
+            return batch.run(files)
+        except KeyboardInterrupt:
+            complain(f"interrupted after {batch.summary}; the same command goes on where it stopped")
+            raise
 
 
 class _Batch:
@@ -94,7 +100,7 @@ class _Batch:
         self._return_token_ids = return_token_ids
         self._target = target
         self._bar = bar
-        self._summary = Summary()
+        self.summary = Summary()
         self._max_in_flight = 2 * self._engine.config.scheduler.max_num_seqs
         self._in_flight: dict[str, tuple[InputLine, _Task]] = {}
 
@@ -107,7 +113,7 @@ class _Batch:
                     break
                 self._submit(line)
             if not self._in_flight:
-                return self._summary
+                return self.summary
             for output in self._engine.step():
                 line, task = self._in_flight.pop(output.request_id)
                 shows_ids = self._return_token_ids or not task.params.detokenize
@@ -135,7 +141,7 @@ class _Batch:
 
     def _write(self, line: InputLine, answer: dict[str, Any]) -> None:
         write_answer(self._target, line, answer)
-        self._summary.count(line, answer.get("error"))
+        self.summary.count(line, answer.get("error"))
         self._bar.update()
 
 

@@ -35,8 +35,8 @@ class PlanArgs:
     peak_rss, least}; total is weights + kv_cache + workspace, loading the worst moment while weights are read, both
     beside the libraries, and peak_rss what the process is seen to hold at most. Tokens: kv_cache {blocks, block_size,
     tokens, dtype}, max_model_len, largest_prompt. Requests: concurrency [{input_len, output_len, requests}]. Choices
-    and reasons: fits, problem, advice [{options, kv_tokens}], limit_source, platform, platform_reason, kernels,
-    kernels_reason, dtype, dtype_reason, quantization, quantization_reason, threads, threads_source, max_num_seqs,
+    and reasons: fits, problem, advice [{options, kv_tokens, instead_of}], limit_source, platform, platform_reason,
+    kernels, kernels_reason, dtype, dtype_reason, quantization, quantization_reason, threads, threads_source, max_num_seqs,
     max_num_batched_tokens, notes. Of the model: model, architecture, load_format, checkpoint_dtype, parameters.
 
     The exit status is 0 if it fits, 1 if it does not, 2 if an option or the model is refused.
@@ -190,7 +190,9 @@ def _verdict(facts: dict[str, Any], plan: Plan) -> list[str]:
         )
     for advice in plan.advice:
         options = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in advice.options.items())
-        lines.append(f"  it does with {options}: {advice.kv_tokens} tokens of KV cache")
+        without = " and ".join(f"--{name.replace('_', '-')}" for name in advice.instead_of)
+        instead = f" instead of {without}" if without else ""
+        lines.append(f"  it does with {options}{instead}: {advice.kv_tokens} tokens of KV cache")
     if not plan.fits and not plan.advice:
         least, left = format_bytes(plan.least_memory), format_bytes(plan.config.memory.limit)
         way_out = (

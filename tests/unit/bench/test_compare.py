@@ -249,3 +249,9 @@ def test_rounds_can_be_added_only_if_the_same_engines_take_part():
     with pytest.raises(RivalFailed, match="gone, new"):
         _check_same(found, contenders, "f.json")
     _check_same(found, contenders, None)
+
+
+def test_a_comparison_in_which_nobody_else_takes_part_says_why_and_fails(model, capsys):
+    argv = ["--model", model, "--num-kv-blocks", "64", "--num-prompts", "2", "--input-len", "8", "--output-len", "4"]
+    assert main(["bench", "compare", *argv, "--rivals", "llama-cpp"]) == 2
+    assert "llama-cpp: llama-cpp reads GGUF files" in capsys.readouterr().err

@@ -166,6 +166,7 @@ def test_a_pool_that_was_asked_for_and_does_not_fit_is_advised_to_be_smaller():
     assert "KV cache 8 GiB" in it.problem
     assert it.config.memory.kv_cache > 7 * GIB
     assert "num_kv_blocks" in it.advice[0].options
+    assert it.advice[0].instead_of == ("kv_cache_memory",)
 
 
 def test_int8_is_advised_where_it_makes_the_full_length_fit():

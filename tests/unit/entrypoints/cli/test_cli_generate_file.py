@@ -588,3 +588,10 @@ def test_lines_of_a_pipe_are_answered_while_it_is_open(monkeypatch, tmp_path):
     monkeypatch.setattr(FakeEngine, "finish", write_next)
     run_batch(FakeLLM(), BatchFiles("-", str(output)), {}, return_token_ids=False)
     assert [json.loads(line)["line"] for line in output.read_text().splitlines()] == [1, 2, 3]
+
+
+def test_an_interrupted_run_says_how_far_it_came_and_that_it_can_go_on(folder, capsys):
+    folder.write(*({"prompt": text} for text in "abc"))
+    with pytest.raises(KeyboardInterrupt):
+        folder.run(dies_after=2)
+    assert "interrupted after 2 lines: 2 answered, 0 refused; the same command goes on" in capsys.readouterr().err
