@@ -286,7 +286,8 @@ def _changes(args: EngineArgs, subject: Subject) -> list[dict[str, str | int | N
     choice, _, _ = choose_weights(args, subject.model, subject.load.load_format, subject.weights, subject.platform)
     size = sum(bytes_by_form(subject.weights, choice).values())
     few_bits = smaller_quantizations(subject.weights, choice.dtype, size, subject.platform)
-    if dtype == "float32" and (args.kv_cache_dtype != "auto" or "bfloat16" in subject.platform.kv_cache_dtypes):
+    halves_kv = args.kv_cache_dtype != "auto" or "bfloat16" in subject.platform.kv_cache_dtypes
+    if dtype == "float32" and halves_kv and _can_keep(replace(args, dtype="bfloat16"), subject):
         changes.append({"dtype": "bfloat16"})
     changes.extend({"quantization": name} for name in few_bits if name != "none")
     if kv_dtype != "int8" and "int8" in subject.platform.kv_cache_dtypes:
@@ -298,6 +299,15 @@ def _changes(args: EngineArgs, subject: Subject) -> list[dict[str, str | int | N
     if args.max_num_seqs > FEW_SEQS:
         changes.append({"max_num_seqs": FEW_SEQS})
     return changes
+
+
+def _can_keep(args: EngineArgs, subject: Subject) -> bool:
+    """Whether the weights can be kept so on this platform."""
+    try:
+        choose_weights(args, subject.model, subject.load.load_format, subject.weights, subject.platform)
+    except InvalidInput:
+        return False
+    return True
 
 
 def _try(

@@ -31,7 +31,9 @@ def in_pieces(count: int, elements: int, pool: Executor, work: Callable[[slice],
     """Call `work` for pieces of `count` items of `elements` numbers each, on the pool's threads."""
     step = max(1, PIECE_ELEMENTS // elements)
     pieces = [slice(start, min(start + step, count)) for start in range(0, count, step)]
-    for _ in pool.map(work, pieces):
+    # a damaged file may hold any numbers: what they lead to is looked at when the tensor is whole, not warned of here
+    quiet = np.errstate(over="ignore", invalid="ignore")
+    for _ in pool.map(quiet(work), pieces):
         pass  # a failed piece raises here
 
 

@@ -41,7 +41,7 @@ def _in_few_bits(source: TensorSource, bits: int, pool: Executor) -> QuantizedMa
 def _checked(name: str, matrix: QuantizedMatrix) -> QuantizedMatrix:
     if not all(bool(f.isfinite().all()) for f in (matrix.scales, matrix.minima) if f is not None):
         raise InvalidInput(
-            f"tensor {printable(name)} holds numbers that are not finite, which no few bits can be made of; get the "
+            f"tensor {printable(name)} holds numbers that are not finite, or too large, for few bits; get the "
             "file again, or use quantization='none'"
         )
     return matrix

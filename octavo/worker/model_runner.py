@@ -98,14 +98,17 @@ class ModelRunner:
 
     def _example(self, num_tokens: int) -> tuple[Tensor, Tensor, AttentionMetadata]:
         """What the forward takes for a request of so many tokens that owns the first block."""
-        positions = torch.arange(num_tokens)
+        order = torch.arange(num_tokens)
+        # within the shortest context and the smallest vocabulary that there are
+        positions, input_ids = order % self.rows.token_ids.shape[1], torch.zeros_like(order)
         attention = AttentionMetadata(
             block_tables=torch.zeros(1, 1, dtype=torch.int32),
             query_start_loc=torch.tensor([0, num_tokens], dtype=torch.int32),
             seq_lens=torch.tensor([num_tokens], dtype=torch.int32),
-            slot_mapping=positions.clone(),
+            slot_mapping=order,
         )
-        return self.model.embed(positions), positions, attention
+        x = self.model.embed(input_ids)
+        return x * (1 + order).to(x.dtype).unsqueeze(1), positions, attention
 
     def _copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         if pairs:

@@ -1,5 +1,6 @@
 """A replayed forward gives the bits of the forward it was recorded from, and one that cannot be replayed is not."""
 
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from tiny_models import LLAMA, QWEN2, write_model
 from torch import Tensor
 
-from octavo import LLM
+from octavo import LLM, SamplingParams
 from octavo.ops.interface import AttentionMetadata
 
 pytest.importorskip("octavo.ops.cpu._native", reason="this installation has no native kernels")
@@ -165,6 +166,58 @@ def test_a_call_that_the_trace_does_not_see_is_found_by_its_replay():
         return y
 
     with pytest.raises(NotReplayable, match="other values"):
+        record_of(forward)
+
+
+def test_the_shortest_context_and_the_smallest_vocabulary_can_be_recorded(tmp_path):
+    tiny = write_model(tmp_path / "tiny", {**LLAMA, "max_position_embeddings": 2})
+    with LLM(str(tiny), platform="cpu", num_kv_blocks=4, max_model_len=2) as llm:
+        assert isinstance(model_runner_of(llm)._forward, RecordedForward)
+        assert llm.generate([[5]], SamplingParams(max_tokens=1), use_tqdm=False)[0].outputs[0].token_ids
+
+
+def test_engines_of_several_thread_numbers_are_built_and_used_beside_each_other(tmp_path):
+    path = str(write_model(tmp_path / "model", LLAMA))
+    greedy = SamplingParams(temperature=0, max_tokens=3)
+    failures: list[Exception] = []
+    answers: set[tuple[int, ...]] = set()
+
+    def build_and_use(num_threads: int) -> None:
+        try:
+            for _ in range(6):
+                with LLM(path, platform="cpu", num_kv_blocks=8, num_threads=num_threads, disable_log_stats=True) as llm:
+                    answers.add(tuple(llm.generate([[1, 2, 3]], greedy, use_tqdm=False)[0].outputs[0].token_ids))
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=build_and_use, args=(count,)) for count in (1, 2, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert len(answers) == 1
+
+
+def test_plans_that_differ_from_run_to_run_are_not_replayed():
+    calls = iter(range(10))
+
+    def forward(x: Tensor, positions: Tensor, metadata: AttentionMetadata) -> Tensor:
+        if next(calls):
+            metadata.plans["extra"] = None
+        return elementwise.rms_norm(x, NORM, 1e-5)
+
+    with pytest.raises(NotReplayable, match="plans depend"):
+        record_of(forward)
+
+
+def test_a_tensor_of_a_size_of_its_own_is_not_replayed():
+    def forward(x: Tensor, positions: Tensor, metadata: AttentionMetadata) -> Tensor:
+        fixed = x.new_empty(4, 24)
+        elementwise._native.rms_norm(x.data_ptr(), 24, NORM.data_ptr(), 1e-5, fixed.data_ptr(), len(x), 24)
+        return elementwise.rms_norm(fixed[: len(x)], NORM, 1e-5)
+
+    with pytest.raises(NotReplayable, match="makes a tensor"):
         record_of(forward)
 
 

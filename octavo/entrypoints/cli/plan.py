@@ -36,8 +36,9 @@ class PlanArgs:
     beside the libraries, and peak_rss what the process is seen to hold at most. Tokens: kv_cache {blocks, block_size,
     tokens, dtype}, max_model_len, largest_prompt. Requests: concurrency [{input_len, output_len, requests}]. Choices
     and reasons: fits, problem, advice [{options, kv_tokens, instead_of}], limit_source, platform, platform_reason,
-    kernels, kernels_reason, dtype, dtype_reason, quantization, quantization_reason, threads, threads_source, max_num_seqs,
-    max_num_batched_tokens, notes. Of the model: model, architecture, load_format, checkpoint_dtype, parameters.
+    kernels, kernels_reason, dtype, dtype_reason, quantization, quantization_reason, threads, threads_source,
+    max_num_seqs, max_num_batched_tokens, notes. Of the model: model, architecture, load_format, checkpoint_dtype,
+    parameters.
 
     The exit status is 0 if it fits, 1 if it does not, 2 if an option or the model is refused.
     """

@@ -183,7 +183,7 @@ def _plan(
     metadata: AttentionMetadata, shape: _Shape, num_tokens: int, num_heads: int, sliding_window: int | None
 ) -> _native.AttentionPlan:
     """How this step's work is split; made by the first layer of a shape, found by the others."""
-    key = (shape, num_tokens, num_heads, sliding_window, _native.num_threads())
+    key = (shape, num_tokens, num_heads, sliding_window)
     found = metadata.plans.get(key)
     if found is not None:
         return found[0]
@@ -215,7 +215,7 @@ def _plan(
 
 def plan_like(metadata: AttentionMetadata, key: tuple, num_tokens: int) -> _native.AttentionPlan:
     """The plan of this step for the layers that had the plan with `key` in another step (`AttentionMetadata.plans`)."""
-    shape, _, num_heads, sliding_window, _ = key
+    shape, _, num_heads, sliding_window = key
     return _plan(metadata, shape, num_tokens, num_heads, sliding_window)
 
 

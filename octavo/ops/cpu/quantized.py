@@ -18,7 +18,7 @@ from octavo.ops.interface import QUANTIZATION_GROUP, QuantizedMatrix
 
 PANEL_COLUMNS = 32
 _LARGEST = 65504.0  # of float16
-_SMALLEST_EXPONENT = -40  # enough for float16's smallest number
+_SMALLEST_EXPONENT = -100  # enough for scales of 1e-30
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -71,7 +71,7 @@ class RecordedForward:
         self._program = _native.Program()
         self._plans = list(second.metadata.plans)
         operands = _compare(first, second)
-        self._lanes = _share_memory(first, operands)
+        self._lanes = _share_memory(first, second, operands)
         num_inputs = len(first.inputs)
         first_lane = 1 + num_inputs + len(self._plans)
         where = {0: 0} | {1 + i: 1 + i for i in range(num_inputs + len(self._plans))}
@@ -174,6 +174,8 @@ def _compare(first: _Run, second: _Run) -> list[dict[int, _Operand]]:
     """For each call its operands that are no constants; slots as if every tensor made had its own."""
     if [name for name, _ in first.calls] != [name for name, _ in second.calls] or not first.calls:
         raise NotReplayable("its calls depend on the number of tokens")
+    if len(first.metadata.plans) != len(second.metadata.plans):
+        raise NotReplayable("its attention plans depend on the number of tokens")
     plans = {plan.address: i for i, (plan, _) in enumerate(first.metadata.plans.values())}
     return [
         {
@@ -225,7 +227,7 @@ class _Lanes:
         return [*offsets, end]
 
 
-def _share_memory(run: _Run, operands: list[dict[int, _Operand]]) -> _Lanes:
+def _share_memory(run: _Run, other: _Run, operands: list[dict[int, _Operand]]) -> _Lanes:
     """A tensor takes the lane of one that no later call uses; the result keeps its lane to the end."""
     first_made = 1 + len(run.inputs) + len(run.metadata.plans)
     last_use: dict[int, int] = {}
@@ -242,7 +244,7 @@ def _share_memory(run: _Run, operands: list[dict[int, _Operand]]) -> _Lanes:
     for index, patched in enumerate(operands):
         for made in sorted({o.slot - first_made for o in patched.values() if o.slot >= first_made} - set(of)):
             width, rest = divmod(run.made[made].nbytes, run.num_tokens)
-            if rest:
+            if rest or made >= len(other.made) or other.made[made].nbytes != width * other.num_tokens:
                 raise NotReplayable(f"it makes a tensor of {list(run.made[made].shape)}")
             free = [lane for lane, after in enumerate(free_after) if after < index]
             if free:
