@@ -551,7 +551,9 @@ def test_the_lower_number_goes_first(start_server, kind):
 
     # its samples are computed one after the other, so it is there long enough on any machine
     threads = [threading.Thread(target=run, args=("blocker",), kwargs={"max_tokens": 400, "n": 16})]
-    threads += [threading.Thread(target=run, args=(str(p),), kwargs={"priority": p}) for p in (5, 3, -1)]
+    # and theirs are long beside the time that its answer, the largest, is on its way
+    others = {"max_tokens": 300, "ignore_eos": True}
+    threads += [threading.Thread(target=run, args=(str(p),), kwargs={"priority": p, **others}) for p in (5, 3, -1)]
     for thread in threads:
         thread.start()
         time.sleep(0.1)
