@@ -92,9 +92,9 @@ def show(title: str, values: dict[int, float]) -> None:
 def plot(result: dict, file: str) -> None:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 3.5), layout="constrained")
-    axes = figure.subplots(1, 2)
-    for axis, name in zip(axes, ("context", "streams"), strict=True):
+    names = [name for name in ("context", "streams") if result[f"{name}_ms"]]
+    figure = Figure(figsize=(4.5 * len(names), 3.5), layout="constrained")
+    for axis, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
         values = result[f"{name}_ms"]
         axis.plot(list(values), list(values.values()), marker="o")
         axis.set(xlabel="tokens of context" if name == "context" else "streams", ylabel="ms a decode step")
@@ -118,11 +118,11 @@ def main() -> None:
     show("context", result["context_ms"])
     show("streams", result["streams_ms"])
     print("memory   ", ", ".join(f"{name} {value:.4g}" for name, value in result["memory"].items()))
-    if args.plot:
-        plot(result, args.plot)
     if args.json:
         settings = {"model": args.model, "dtype": args.dtype, "threads": args.threads}
         record.write(args.json, "cpu_scaling", {**settings, **result})
+    if args.plot:
+        plot(result, args.plot)
 
 
 if __name__ == "__main__":

@@ -43,6 +43,7 @@ def model(tmp_path_factory):
             ["--streams", "1", "2", "--torch-streams", "1", "--steps", "8", "--turns", "1", "--threads", "1"],
         ),
         ("cpu_scaling", ["--contexts", "32", "48", "64", "--streams", "1", "2", "3", "--steps", "4", "--threads", "1"]),
+        ("cpu_scaling", ["--contexts", "32", "48", "--streams", "--steps", "4", "--threads", "1"]),
     ],
 )
 def test_a_script_measures_and_draws(tmp_path, model, script, argv):
