@@ -62,6 +62,8 @@ class _Option:
     is_list: bool = False
     is_repeated: bool = False
     """Of a list: each value has the flag before it, instead of the flag before all of them."""
+    may_be_empty: bool = False
+    """Of a list: it has a default, so that none at all is something to ask for."""
 
     @property
     def flag(self) -> str:
@@ -81,7 +83,11 @@ def _options(kind: Any) -> Iterator[_Option]:
         else:
             option = _option(field.name, kind, hint, marks)
             has_default = (field.default, field.default_factory) != (dataclasses.MISSING, dataclasses.MISSING)
-            yield dataclasses.replace(option, is_required=not has_default and not option.is_list)
+            yield dataclasses.replace(
+                option,
+                is_required=not has_default and not option.is_list,
+                may_be_empty=option.is_list and field.default not in (dataclasses.MISSING, ()),
+            )
 
 
 def _option(name: str, owner: type, hint: Any, marks: Sequence[object]) -> _Option:
@@ -179,6 +185,8 @@ class _Reader:
             if equals:
                 raise self._no_switch_value(self._last_switch, attached)  # type: ignore[arg-type]  # one is there
             yield word
+        elif option is not None and option.may_be_empty and not equals and self._is_end(words):
+            yield flag
         elif option is not None:
             value = attached if equals else self._next_value(option, words)
             self._check_value(option, value)
@@ -189,8 +197,12 @@ class _Reader:
         else:
             self._refuse(flag, name, attached if equals else None, words)
 
+    def _is_end(self, words: deque[str]) -> bool:
+        """Whether no value comes next."""
+        return not words or words[0] == "--" or _is_flag(words[0])
+
     def _next_value(self, option: _Option, words: deque[str]) -> str:
-        if not words or words[0] == "--" or _is_flag(words[0]):
+        if self._is_end(words):
             what = listing(option.choices) if option.choices else _NAMES[option.value]
             raise InvalidInput(
                 f"{option.flag} has no value; give {what}, and write {option.flag}=VALUE if it begins with a dash"

@@ -70,6 +70,22 @@ def test_every_form_of_an_option_reaches_its_field():
     assert parse_arguments(Texts, "octavo try", ["a", "--loud", "b", "--", "-c"]).texts == ("a", "b", "-c")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """A command with a list that has a default."""
+
+    colours: tuple[str, ...] = ("red", "blue")
+    loud: bool = False
+
+
+def test_a_list_with_a_default_may_be_asked_to_be_empty():
+    assert parse_arguments(Chosen, "octavo try", []).colours == ("red", "blue")
+    assert parse_arguments(Chosen, "octavo try", ["--colours", "--loud"]) == Chosen(colours=(), loud=True)
+    assert parse_arguments(Chosen, "octavo try", ["--colours"]).colours == ()
+    assert parse_arguments(Chosen, "octavo try", ["--colours", "green"]).colours == ("green",)
+    assert refused(Inner, "--sizes").startswith("--sizes has no value")
+
+
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
