@@ -10,35 +10,17 @@ about the limit of one row.
 
 import argparse
 import json
-import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from turns import SHAPES, in_turns
 
 from octavo.ops.cpu import _native, quantized
 from octavo.ops.cpu import linear as full
 from octavo.ops.interface import QUANTIZATION_GROUP, QuantizedMatrix
 
-SHAPES = {"qkv": (960, 576), "o": (576, 576), "gate_up": (3072, 576), "down": (576, 1536), "head": (49152, 576)}
-"""(N, K) of SmolLM2-135M: hidden 576, 9 heads and 3 KV heads of 64, intermediate 1536, vocabulary 49152."""
 ROWS = (1, 8, 32, 512)
-SECONDS = 0.5
-"""How long the sides of one measurement run together, about."""
-
-
-def in_turns(sides: list[Callable[[int], object]], min_turns: int) -> list[float]:
-    """Median seconds of each side."""
-    seconds: list[list[float]] = [[] for _ in sides]
-    started, turn = time.perf_counter(), 0
-    while turn <= min_turns or time.perf_counter() - started < SECONDS:
-        for side, times in zip(sides, seconds, strict=True):
-            before = time.perf_counter()
-            side(turn)
-            times.append(time.perf_counter() - before)
-        turn += 1
-    return [statistics.median(times[1:]) for times in seconds]  # the first turn warms up
 
 
 def random_matrix(n: int, k: int, bits: int) -> QuantizedMatrix:
