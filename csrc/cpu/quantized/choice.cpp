@@ -7,6 +7,10 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #elif defined(__aarch64__) && defined(__linux__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
@@ -19,6 +23,9 @@ namespace octavo {
     extern const QuantizedKernels quantized_kernels; \
     }
 
+#ifdef OCTAVO_HAVE_avx512amx
+OCTAVO_DECLARE(avx512amx)
+#endif
 #ifdef OCTAVO_HAVE_avx512vnni
 OCTAVO_DECLARE(avx512vnni)
 #endif
@@ -50,6 +57,16 @@ namespace {
 #ifdef OCTAVO_HAVE_avx512vnni
 bool has_avx512vnni() { return has_isa("avx512") && __builtin_cpu_supports("avx512vnni"); }
 #endif
+#ifdef OCTAVO_HAVE_avx512amx
+// The processor has it, and the system lets this process use its registers, which are 8 KiB a thread.
+bool has_amx() {
+    constexpr int kRequestPermission = 0x1023, kTileData = 18;  // of arch_prctl and the extended state
+    constexpr unsigned kTileAndInt8 = 1u << 24 | 1u << 25;
+    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+    return has_avx512vnni() && __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) &&
+           (edx & kTileAndInt8) == kTileAndInt8 && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+#endif
 #ifdef OCTAVO_HAVE_avx2vnni
 // Asked of the processor itself: older compilers do not know the name.
 bool has_avx2vnni() {
@@ -77,6 +94,9 @@ struct Variant {
 };
 
 const Variant kVariants[] = {
+#ifdef OCTAVO_HAVE_avx512amx
+    {16, has_amx, &avx512amx::quantized_kernels},
+#endif
 #ifdef OCTAVO_HAVE_avx512vnni
     {16, has_avx512vnni, &avx512vnni::quantized_kernels},
 #endif

@@ -43,7 +43,8 @@ class Pass {
         : kernels_(kernels), x_(x), x_stride_(x_stride), k_(k), y_(y), y_stride_(y_stride) {}
 
     void add(const Product& product) {
-        int64_t rows = product.row_end - product.row_begin, count = divide_up(rows, kernels_.tile_rows);
+        int64_t rows = product.row_end - product.row_begin, count = divide_up(rows, kernels_.tile_rows(rows));
+        most_rows_ = std::max(most_rows_, kernels_.tile_rows(rows));
         products_.push_back({product.weight, int64_t(tiles_.size()), int64_t(tiles_.size()) + count});
         for (int64_t i = 0; i < count; ++i) {
             int64_t begin = product.row_begin + rows * i / count, end = product.row_begin + rows * (i + 1) / count;
@@ -59,7 +60,8 @@ class Pass {
         for (const TilesOfWeight& product : products_)
             for (int64_t i = 0; i < product.weight->num_segments; ++i) cut(product, product.weight->segments()[i]);
         parallel_for(int64_t(chunks_.size()), [&](int64_t i, int) {
-            const Chunk& chunk = chunks_[i];
+            Chunk& chunk = chunks_[i];
+            chunk.job.scratch = scratch();
             kernels_.multiply(chunk.job, chunk.panel_begin, chunk.panel_end);
         });
     }
@@ -74,13 +76,24 @@ class Pass {
         int64_t panel_begin, panel_end;
     };
 
+    // Of the calling thread.
+    char* scratch() const {
+        constexpr int64_t kLine = 64;
+        thread_local std::vector<char> memory;
+        auto wanted = size_t(k_ / kGroup * kernels_.scratch_of_group + kLine);
+        if (memory.size() < wanted) memory.resize(wanted);
+        return reinterpret_cast<char*>(divide_up(reinterpret_cast<int64_t>(memory.data()), kLine) * kLine);
+    }
+
     void quantize() {
         int64_t groups = k_ / kGroup;
         // kept: to get as much from the system again and again would cost more than its use
         thread_local std::unique_ptr<InputGroup[]> memory;
         thread_local int64_t size = 0;
-        if (size < num_rows_ * groups) {
-            size = num_rows_ * groups;
+        // tiles are read as if all of them had the most rows
+        int64_t wanted = num_rows_ * groups + most_rows_;
+        if (size < wanted) {
+            size = wanted;
             memory.reset(new InputGroup[size]);
         }
         InputGroup* group = memory.get();
@@ -102,7 +115,7 @@ class Pass {
     // Chunks of all tiles of a product with one segment: blocks of tiles, and ranges of panels.
     void cut(const TilesOfWeight& product, const QuantizedSegment& segment) {
         int64_t tiles = product.end - product.begin, panels = divide_up(segment.n, kPanelColumns);
-        int64_t bytes_of_tile = kernels_.tile_rows * k_ / kGroup * int64_t(sizeof(InputGroup));
+        int64_t bytes_of_tile = most_rows_ * k_ / kGroup * int64_t(sizeof(InputGroup));
         int64_t blocks = divide_up(tiles, std::max<int64_t>(1, kBytesOfBlock / bytes_of_tile));
         int64_t operations = 2 * rows_of(product) * segment.n * k_;
         int64_t wanted = operations / std::max(kOperationsOfChunk, operations_ / (kChunksOfThread * num_threads()));
@@ -111,7 +124,7 @@ class Pass {
         for (int64_t block = 0; block < blocks; ++block) {
             int64_t begin = product.begin + tiles * block / blocks, end = product.begin + tiles * (block + 1) / blocks;
             for (int64_t group = 0; group < groups; ++group)
-                chunks_.push_back({{&segment, &tiles_[begin], end - begin, k_, y_stride_},
+                chunks_.push_back({{&segment, &tiles_[begin], end - begin, k_, y_stride_, nullptr},
                                    panels * group / groups,
                                    panels * (group + 1) / groups});
         }
@@ -133,6 +146,7 @@ class Pass {
     std::vector<int64_t> first_rows_;  // of the tiles
     std::vector<Chunk> chunks_;
     int64_t num_rows_ = 0, operations_ = 0;
+    int most_rows_ = 0;  // of a tile
 };
 
 // y [rows, n] = x [rows, k] with each range of rows times its weight. The ranges are in order.
@@ -140,8 +154,8 @@ void multiply(const float* x, int64_t x_stride, int64_t k, const std::vector<Pro
     if (products.empty()) return;
     const QuantizedKernels& kernels = quantized_kernels();
     int64_t rows_of_pass = kBytesOfPass / (k / kGroup * int64_t(sizeof(InputGroup)));
-    rows_of_pass = std::max<int64_t>(rows_of_pass / kernels.tile_rows, 1) * kernels.tile_rows;
-    int64_t rows = products.back().row_end;
+    int64_t rows = products.back().row_end, most = kernels.tile_rows(rows);
+    rows_of_pass = std::max<int64_t>(rows_of_pass / most, 1) * most;
     ReleaseGil release(2 * rows * n * k);
     for (int64_t begin = 0; begin < rows; begin += rows_of_pass) {
         Pass pass(kernels, x, x_stride, k, y, n);

@@ -65,11 +65,14 @@ struct QuantizedJob {
     const QuantizedSegment* segment;
     const InputTile* tiles;
     int64_t num_tiles, k, y_stride;
+    char* scratch;  // scratch_of_group bytes for each group of K, at the start of a cache line
 };
 
 struct QuantizedKernels {
     const char* name;
-    int tile_rows;  // the most rows of a tile
+    // The most rows of each tile of a product with so many; as many are read of each, whether it has them or not.
+    int (*tile_rows)(int64_t rows);
+    int64_t scratch_of_group;
     // x [k] into every `stride`-th group.
     void (*quantize)(const float* x, int64_t k, InputGroup* groups, int64_t stride);
     // All tiles times the panels [panel_begin, panel_end).

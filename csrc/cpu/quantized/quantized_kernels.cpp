@@ -4,6 +4,9 @@
 
 #include "quantized/tile.h"
 #include "simd.h"
+#if defined(__AMX_INT8__)
+#include "quantized/amx.h"
+#endif
 
 namespace octavo::OCTAVO_ISA {
 namespace {
@@ -42,23 +45,34 @@ constexpr int kVectorsOfGroup = kGroup / kFloats;
 constexpr uint32_t kInfinityBits = 0x7f800000u;
 constexpr uint32_t kTinyBits = 0x03800000u;  // 2^-120: 127 divided by less could be infinite
 
-template <int W>
-OCTAVO_INLINE int32_t largest_lane(I<W> x) {
-    int32_t lanes[W];
-    memcpy(lanes, &x, sizeof lanes);
-    for (int half = W / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; ++i) lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
-    return lanes[0];
+#if defined(__AVX512F__)
+OCTAVO_INLINE int32_t largest_lane(I<16> x) { return _mm512_reduce_max_epi32((__m512i)x); }
+OCTAVO_INLINE int32_t sum_of_lanes(I<16> x) { return _mm512_reduce_add_epi32((__m512i)x); }
+#elif defined(__AVX2__)
+template <class Combine>
+OCTAVO_INLINE int32_t combine_lanes(I<8> x, Combine&& combine) {
+    __m128i four = combine(_mm256_castsi256_si128((__m256i)x), _mm256_extracti128_si256((__m256i)x, 1));
+    __m128i two = combine(four, _mm_shuffle_epi32(four, _MM_SHUFFLE(1, 0, 3, 2)));
+    return _mm_cvtsi128_si32(combine(two, _mm_shuffle_epi32(two, _MM_SHUFFLE(2, 3, 0, 1))));
 }
-
-template <int W>
-OCTAVO_INLINE int32_t sum_of_lanes(I<W> x) {
-    int32_t lanes[W];
-    memcpy(lanes, &x, sizeof lanes);
-    for (int half = W / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
-    return lanes[0];
+OCTAVO_INLINE int32_t largest_lane(I<8> x) {
+    return combine_lanes(x, [](__m128i a, __m128i b) __attribute__((always_inline)) { return _mm_max_epi32(a, b); });
 }
+OCTAVO_INLINE int32_t sum_of_lanes(I<8> x) {
+    return combine_lanes(x, [](__m128i a, __m128i b) __attribute__((always_inline)) { return _mm_add_epi32(a, b); });
+}
+#else
+OCTAVO_INLINE int32_t largest_lane(I<kFloats> x) {
+    int32_t largest = x[0];
+    for (int i = 1; i < kFloats; ++i) largest = x[i] > largest ? x[i] : largest;
+    return largest;
+}
+OCTAVO_INLINE int32_t sum_of_lanes(I<kFloats> x) {
+    int32_t sum = x[0];
+    for (int i = 1; i < kFloats; ++i) sum += x[i];
+    return sum;
+}
+#endif
 
 OCTAVO_INLINE void quantize_group(const float* x, InputGroup& group) {
     F<kFloats> values[kVectorsOfGroup];
@@ -70,7 +84,7 @@ OCTAVO_INLINE void quantize_group(const float* x, InputGroup& group) {
         I<kFloats> is_larger = bits > largest;
         largest = (is_larger & bits) | (~is_larger & largest);
     }
-    uint32_t bits = uint32_t(largest_lane<kFloats>(largest));
+    uint32_t bits = uint32_t(largest_lane(largest));
     bool is_finite = bits < kInfinityBits;
     float magnitude = 0.0f, factor = 0.0f;
     if (is_finite && bits >= kTinyBits) {
@@ -90,7 +104,7 @@ OCTAVO_INLINE void quantize_group(const float* x, InputGroup& group) {
         Narrow narrow = __builtin_convertvector(integers, Narrow);
         memcpy(group.values + v * kFloats, &narrow, sizeof narrow);
     }
-    int32_t sum = sum_of_lanes<kFloats>(sums);
+    int32_t sum = sum_of_lanes(sums);
     group.scale = is_finite ? magnitude * (1.0f / 127.0f) : __builtin_nanf("");  // a row's result is then NaN as well
     group.scaled_sum = group.scale * float(sum);
     group.offset = -128 * sum;
@@ -172,10 +186,61 @@ void share_panels(const QuantizedJob& job, int64_t panel_begin, int64_t panel_en
 }
 
 template <int BITS>
-void multiply_panels(const QuantizedJob& job, int64_t panel_begin, int64_t panel_end) {
+void run_vectors(const QuantizedJob& job, int64_t panel_begin, int64_t panel_end) {
     auto run = job.num_tiles == 1 ? stream_panels<BITS> : share_panels<BITS>;
     run(job, panel_begin, panel_end);
 }
+
+#if defined(__AMX_INT8__)
+
+constexpr int64_t kScratchOfGroup = sizeof(OpenGroup);
+
+// With fewer rows, to open the panels costs more than AMX saves.
+int tile_rows(int64_t rows) { return rows < 4 * kAmxRows ? kTileRows : kAmxRows; }
+
+template <int BITS, int ROWS>
+void run_open_tile(const QuantizedJob& job, const InputTile& rows, const OpenGroup* open, int64_t panel) {
+    if constexpr (ROWS > kAmxRows / 2) {
+        if (rows.rows < ROWS) return run_open_tile<BITS, ROWS - 1>(job, rows, open, panel);
+    }
+    for (int r = 0; r < ROWS; ++r)
+        for (int v = 0; v < kPanelVectors; ++v)
+            __builtin_prefetch(rows.y + r * job.y_stride + job.segment->column + panel * kPanelColumns + v * kFloats, 1);
+    PanelSums<ROWS> results;
+    run_open<BITS, ROWS>(rows.groups, open, job.k / kGroup, results);
+    store_panel<ROWS>(job, panel, rows.y, results);
+}
+
+template <int BITS>
+void open_panels(const QuantizedJob& job, int64_t panel_begin, int64_t panel_end) {
+    int64_t groups = job.k / kGroup, bytes = groups * bytes_of_group(BITS);
+    auto* open = (OpenGroup*)job.scratch;
+    TilesInUse tiles;
+    for (int64_t p = panel_begin; p < panel_end; ++p) {
+        open_panel<BITS>(job.segment->panels + p * bytes, groups, open);
+        for (int64_t i = 0; i < job.num_tiles; ++i)
+            run_open_tile<BITS, kAmxRows>(job, job.tiles[i], open, p);
+    }
+}
+
+template <int BITS>
+void multiply_panels(const QuantizedJob& job, int64_t panel_begin, int64_t panel_end) {
+    auto run = job.tiles->rows > kTileRows ? open_panels<BITS> : run_vectors<BITS>;
+    run(job, panel_begin, panel_end);
+}
+
+#else
+
+constexpr int64_t kScratchOfGroup = 0;
+
+int tile_rows(int64_t) { return kTileRows; }
+
+template <int BITS>
+void multiply_panels(const QuantizedJob& job, int64_t panel_begin, int64_t panel_end) {
+    run_vectors<BITS>(job, panel_begin, panel_end);
+}
+
+#endif
 
 void multiply(const QuantizedJob& job, int64_t panel_begin, int64_t panel_end) {
     auto run = job.segment->bits == 8 ? multiply_panels<8> : multiply_panels<4>;
@@ -214,6 +279,7 @@ void dequantize(const QuantizedSegment& segment, int64_t k, int64_t n, float* ro
 }  // namespace
 
 extern const QuantizedKernels quantized_kernels;
-const QuantizedKernels quantized_kernels{OCTAVO_NAME(OCTAVO_ISA), kTileRows, quantize, multiply, dequantize};
+const QuantizedKernels quantized_kernels{OCTAVO_NAME(OCTAVO_ISA), tile_rows, kScratchOfGroup, quantize,
+                                         multiply, dequantize};
 
 }  // namespace octavo::OCTAVO_ISA

@@ -136,7 +136,7 @@ def embedding_of_linear(token_ids: Tensor, weight: QuantizedWeight) -> Tensor:
 
 
 def kernel_name(weight: QuantizedWeight) -> str:
-    """What computes with this weight, such as "avx512vnni int4" or "avx2 int4+int8"."""
+    """What computes with this weight, such as "avx512amx int4" or "avx2 int4+int8"."""
     bits = sorted({segment.bits for segment in weight.segments})
     return f"{_native.quantized_kernels_in_use()} {'+'.join(f'int{b}' for b in bits)}"
 
