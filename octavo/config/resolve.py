@@ -24,7 +24,8 @@ from octavo.protocol.kv_cache_spec import KVCacheSpec
 
 __all__ = ["make_engine_args", "resolve"]
 
-DEFAULT_BATCHED_TOKENS = 2048
+DEFAULT_BATCHED_TOKENS = 512
+"""Products gain little from more rows, and others wait for their next token while a chunk is computed."""
 MEMORY_SHARE = 0.8
 """Of the free memory, what an automatic KV cache may bring the whole engine to."""
 AUTO_KV_CACHE_BYTES = 4 * 2**30
@@ -112,7 +113,8 @@ def _scheduler_config(args: EngineArgs, model: ModelConfig) -> SchedulerConfig:
     max_model_len = args.max_model_len or longest
     budget = args.max_num_batched_tokens
     if budget is None:
-        budget = DEFAULT_BATCHED_TOKENS if args.enable_chunked_prefill else max_model_len
+        enough = max(DEFAULT_BATCHED_TOKENS, args.max_num_seqs)
+        budget = enough if args.enable_chunked_prefill else max_model_len
     if not args.enable_chunked_prefill:
         check_unchunked_budget(budget, max_model_len)
     return SchedulerConfig(

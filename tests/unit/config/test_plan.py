@@ -155,7 +155,7 @@ def test_the_peak_is_the_worse_of_loading_and_running():
 
 
 def test_float32_that_does_not_fit_is_advised_to_be_bfloat16():
-    it = plan(memory=950 * MIB, dtype="float32")
+    it = plan(memory=850 * MIB, dtype="float32")
     assert not it.fits
     assert "no room for a KV cache" in it.problem
     assert it.advice[0].options["dtype"] == "bfloat16"

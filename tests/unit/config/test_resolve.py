@@ -175,7 +175,7 @@ def test_the_sum_is_in_the_notes():
     )
     memory = config.memory
     assert memory.total == memory.weights + memory.kv_cache + memory.workspace
-    assert memory.workspace >= 2048 * 1536 * 4
+    assert memory.workspace >= 512 * 1536 * 4
 
 
 def test_the_automatic_dtype_comes_with_its_reason():
@@ -216,7 +216,8 @@ def test_a_pool_shorter_than_the_length_is_said():
 @pytest.mark.parametrize(
     ("options", "budget"),
     [
-        ({}, 2048),
+        ({}, 512),
+        ({"max_num_seqs": 1000}, 1000),
         ({"max_num_batched_tokens": 8}, 8),
         ({"enable_chunked_prefill": False}, 8192),
         ({"enable_chunked_prefill": False, "max_model_len": 100}, 100),
