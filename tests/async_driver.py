@@ -12,12 +12,19 @@ from pathlib import Path
 from octavo import AsyncLLM, RequestOutput, SamplingParams
 
 OPTIONS = {"dtype": "float32", "num_kv_blocks": 64, "disable_log_stats": True}
+ENDLESS_OPTIONS = {**OPTIONS, "num_kv_blocks": 4096}
+"""For the endless llama: room for several such requests, so that none is preempted while a test looks."""
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 
 
 def long(max_tokens: int | None = 400, **fields) -> SamplingParams:
-    """Parameters of a request that does not end soon by itself."""
+    """Parameters of a request of many steps, which ends by itself."""
     return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, **fields)
+
+
+def endless(**fields) -> SamplingParams:
+    """Parameters of a request that still runs whenever a test looks, if its model is the endless llama."""
+    return long(max_tokens=None, **fields)
 
 
 def with_llm(model: str, use: Callable[[AsyncLLM], Awaitable[None]], **options: object) -> None:
@@ -41,8 +48,8 @@ async def last_output(llm: AsyncLLM, prompt: object, params: SamplingParams | No
     return last
 
 
-async def eventually(condition: Callable[[], object], seconds: float = 10.0) -> None:
-    """Wait until `condition` holds."""
+async def eventually(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    """Wait until `condition` holds. It is looked at now and then: once true it must stay true, or it may be missed."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it never came to be"

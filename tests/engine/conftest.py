@@ -10,6 +10,12 @@ def tiny_llama(tmp_path_factory) -> str:
     return str(write_model(tmp_path_factory.mktemp("tiny-llama")))
 
 
+@pytest.fixture(scope="session")
+def endless_llama(tmp_path_factory) -> str:
+    """The tiny llama with a context so long that a request without a limit outlasts every test, on any machine."""
+    return str(write_model(tmp_path_factory.mktemp("endless-llama"), max_position_embeddings=32768))
+
+
 @pytest.fixture
 def make_llm(tiny_llama):
     """Makes LLMs over the tiny llama and closes them."""

@@ -9,9 +9,11 @@ import time
 import pytest
 import torch
 from async_driver import (
+    ENDLESS_OPTIONS,
     GREEDY,
     OPTIONS,
     assert_nothing_held,
+    endless,
     eventually,
     last_output,
     long,
@@ -194,17 +196,27 @@ def test_a_long_prompt_does_not_hold_up_the_event_loop(tiny_llama):
     async def use(llm):
         llm._input_processor.min_tokens = lambda prompt: 0  # or it would be refused for its length alone
         text = "word " * 300_000
-        started = time.monotonic()
-        llm.get_tokenizer().encode(text)
-        alone = time.monotonic() - started
-        task = asyncio.create_task(last_output(llm, text, GREEDY))
-        longest, last = 0.0, time.monotonic()
-        while not task.done():
-            await asyncio.sleep(0.001)
-            longest, last = max(longest, time.monotonic() - last), time.monotonic()
-        with pytest.raises(ValueError, match="max_model_len"):
-            await task
-        assert longest < max(0.15, alone / 2)
+
+        async def longest_pause() -> tuple[float, float]:
+            """Of the event loop while the prompt is refused, and how long it takes to tokenise it."""
+            started = time.monotonic()
+            llm.get_tokenizer().encode(text)
+            alone = time.monotonic() - started
+            task = asyncio.create_task(last_output(llm, text, GREEDY))
+            longest, last = 0.0, time.monotonic()
+            while not task.done():
+                await asyncio.sleep(0.001)
+                longest, last = max(longest, time.monotonic() - last), time.monotonic()
+            with pytest.raises(ValueError, match="max_model_len"):
+                await task
+            return longest, alone
+
+        # a prompt that holds it up does so every time; other programs of the machine do not
+        for _ in range(3):
+            longest, alone = await longest_pause()
+            if longest < max(0.15, alone / 2):
+                return
+        pytest.fail(f"it was held up for {longest:.2f} s; to tokenise the prompt takes {alone:.2f} s")
 
     with_llm(tiny_llama, use)
 
@@ -222,7 +234,9 @@ def test_a_slow_reader_misses_nothing_and_little_waits_for_it(tiny_llama, make_l
                 token_ids, text = token_ids + out.outputs[0].token_ids, text + out.outputs[0].text
             else:
                 token_ids, text = out.outputs[0].token_ids, out.outputs[0].text
-            await eventually(lambda: llm.stats().num_running == 0)
+            if not out.finished:  # held until the end itself waits in the stream, not only until the core has made it
+                (held,) = llm._hub.streams.values()
+                await eventually(lambda held=held: held._pending is not None and held._pending.finished)
         assert (token_ids, text) == (expected.token_ids, expected.text)
         assert num_outputs == 2, "the first, and all that came while it was held"
 
@@ -247,9 +261,9 @@ def test_one_engine_serves_several_event_loops_after_each_other_and_at_once(tiny
     asyncio.run(llm.shutdown())
 
 
-def test_metrics_show_all_that_was_asked_before_and_stats_do_not_wait(tiny_llama):
+def test_metrics_show_all_that_was_asked_before_and_stats_do_not_wait(endless_llama):
     async def use(llm):
-        assert llm.stats().kv_blocks_total == 64
+        assert llm.stats().kv_blocks_total == ENDLESS_OPTIONS["num_kv_blocks"]
         out = await last_output(llm, list(range(40)), GREEDY)
         metrics = await llm.get_metrics()
         assert (metrics["prompt_tokens"], metrics["generation_tokens"]) == (40, 6)
@@ -257,11 +271,11 @@ def test_metrics_show_all_that_was_asked_before_and_stats_do_not_wait(tiny_llama
         assert await llm.reset_prefix_cache() is True
         assert (await llm.get_metrics())["kv_blocks_cached"] == 0
         assert out.metrics.prefill_time > 0
-        task = asyncio.create_task(last_output(llm, [1], long(), request_id="a"))
+        task = asyncio.create_task(last_output(llm, [1], endless(), request_id="a"))
         await eventually(lambda: llm.stats().num_running)
         assert await llm.reset_prefix_cache() is False
         await llm.abort("a")
         await task
         assert set(await llm.kernel_report()) >= {"linear", "attention"}
 
-    with_llm(tiny_llama, use)
+    with_llm(endless_llama, use, **ENDLESS_OPTIONS)

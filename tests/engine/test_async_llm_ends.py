@@ -6,7 +6,16 @@ import random
 import threading
 
 import pytest
-from async_driver import GREEDY, OPTIONS, assert_nothing_held, eventually, last_output, long, with_llm
+from async_driver import (
+    ENDLESS_OPTIONS,
+    GREEDY,
+    assert_nothing_held,
+    endless,
+    eventually,
+    last_output,
+    long,
+    with_llm,
+)
 
 from octavo import AsyncLLM, EngineDeadError, RequestOutputKind, SamplingParams
 from octavo.engine import core_server
@@ -14,7 +23,7 @@ from octavo.engine.assemble import make_core
 
 LEAVE = {
     "waiting": (1, [1] * 20, 0),  # behind a request that takes the only seat
-    "prefilling": (8, [1] * 500, 0),  # 500 tokens in chunks of 8
+    "prefilling": (8, [1] * 16_000, 0),  # in chunks of 8: 2000 steps, a long time on any machine
     "decoding": (8, [1] * 20, 3),
 }
 
@@ -24,20 +33,20 @@ LEAVE = {
     # there is nothing to break out of before the first output
     [("decoding", "break"), *itertools.product(LEAVE, ["aclose", "cancel", "abort"])],
 )
-def test_a_request_that_is_left_frees_its_blocks_by_the_next_step(tiny_llama, phase, way):
+def test_a_request_that_is_left_frees_its_blocks_by_the_next_step(endless_llama, phase, way):
     max_num_seqs, prompt, num_outputs = LEAVE[phase]
 
     async def read(llm, seen):
-        async for out in llm.generate(prompt, long(max_tokens=None), "left"):
+        async for out in llm.generate(prompt, endless(), "left"):
             seen.append(out)
             if way == "break" and len(out.outputs[0].token_ids) >= num_outputs:
                 break
 
     async def use(llm):
-        other = asyncio.create_task(last_output(llm, [7], long(), request_id="other"))
+        other = asyncio.create_task(last_output(llm, [7], endless(), request_id="other"))
         await eventually(lambda: llm.stats().num_running == 1)
         seen = []
-        stream = llm.generate(prompt, long(max_tokens=None), "left")
+        stream = llm.generate(prompt, endless(), "left")
         if way == "aclose":
             reader = asyncio.create_task(anext(stream))
             if num_outputs:
@@ -46,9 +55,7 @@ def test_a_request_that_is_left_frees_its_blocks_by_the_next_step(tiny_llama, ph
             reader = asyncio.create_task(read(llm, seen))
         # it may be over between two looks: a reader that breaks out leaves nothing to see here
         await eventually(
-            lambda: (
-                llm.stats().num_running + llm.stats().num_waiting == 2 or len(seen) > num_outputs or reader.done()
-            )
+            lambda: llm.stats().num_running + llm.stats().num_waiting == 2 or len(seen) > num_outputs or reader.done()
         )
         if num_outputs and way != "aclose":
             await eventually(lambda: len(seen) >= num_outputs or reader.done())
@@ -65,21 +72,20 @@ def test_a_request_that_is_left_frees_its_blocks_by_the_next_step(tiny_llama, ph
             await stream.aclose()
         else:
             await reader
-            await eventually(
-                lambda: len(llm._hub.streams) == 1, 1
-            )  # the event loop closes the stream in its next turns
+            await eventually(lambda: len(llm._hub.streams) == 1)  # the event loop closes it in its next turns
         metrics = await llm.get_metrics()
         assert metrics["num_running"] + metrics["num_waiting"] == 1, "the request that was left is still there"
         await llm.abort("other")
         assert (await other).outputs[0].finish_reason == "abort"
 
-    with_llm(tiny_llama, use, max_num_seqs=max_num_seqs, max_num_batched_tokens=8, enable_prefix_caching=False)
+    options = {**ENDLESS_OPTIONS, "max_num_seqs": max_num_seqs, "max_num_batched_tokens": 8}
+    with_llm(endless_llama, use, **options, enable_prefix_caching=False)
 
 
-def test_abort_ends_every_request_of_an_id_and_no_other(tiny_llama):
+def test_abort_ends_every_request_of_an_id_and_no_other(endless_llama):
     async def use(llm):
         tasks = [
-            asyncio.create_task(last_output(llm, [1, number], long(), request_id=name))
+            asyncio.create_task(last_output(llm, [1, number], endless(), request_id=name))
             for number, name in enumerate(["same", "other", "same", "third"])
         ]
         await eventually(lambda: llm.stats().num_running == 4)
@@ -91,7 +97,7 @@ def test_abort_ends_every_request_of_an_id_and_no_other(tiny_llama):
         await llm.abort(["other", "third"])
         assert [(await task).outputs[0].finish_reason for task in (tasks[1], tasks[3])] == ["abort"] * 2
 
-    with_llm(tiny_llama, use)
+    with_llm(endless_llama, use, **ENDLESS_OPTIONS)
 
 
 def test_an_abort_before_the_request_was_tokenised_still_ends_its_stream(tiny_llama):
@@ -124,11 +130,11 @@ def test_a_request_cancelled_before_it_was_tokenised_never_reaches_the_core(tiny
     with_llm(tiny_llama, use)
 
 
-def test_a_stream_whose_event_loop_was_closed_under_it_is_aborted(tiny_llama):
-    llm = AsyncLLM(tiny_llama, core="thread", heartbeat_timeout=2.0, **OPTIONS)
+def test_a_stream_whose_event_loop_was_closed_under_it_is_aborted(endless_llama):
+    llm = AsyncLLM(endless_llama, core="thread", heartbeat_timeout=5.0, **ENDLESS_OPTIONS)
     loop = asyncio.new_event_loop()
     streams = [
-        llm.generate([1], SamplingParams(max_tokens=400, ignore_eos=True, output_kind=kind))
+        llm.generate([1], endless(output_kind=kind))
         for kind in (RequestOutputKind.FINAL_ONLY, RequestOutputKind.CUMULATIVE)
     ]
     readers = [loop.create_task(anext(stream)) for stream in streams]
@@ -197,22 +203,24 @@ def dict_of(params: SamplingParams) -> dict:
     return {name: getattr(params, name) for name in ("max_tokens", "stop", "ignore_eos")}
 
 
-def test_a_step_that_fails_ends_its_streams_with_the_cause_and_the_engine_lives_on(tiny_llama, monkeypatch, make_llm):
+def test_a_step_that_fails_ends_its_streams_with_the_cause_and_the_engine_lives_on(
+    endless_llama, monkeypatch, make_llm
+):
     cores = []
     monkeypatch.setattr(core_server, "make_core", lambda *args: cores.append(make_core(*args)) or cores[-1])
-    expected = make_llm().generate([1, 2], GREEDY)[0].outputs
+    expected = make_llm(endless_llama).generate([1, 2], GREEDY)[0].outputs
 
     async def use(llm):
         executor = cores[0].executor
-        tasks = [asyncio.create_task(last_output(llm, [1, number], long())) for number in range(3)]
+        tasks = [asyncio.create_task(last_output(llm, [1, number], endless())) for number in range(3)]
         await eventually(lambda: llm.stats().num_running == 3)
         works, executor.sample_tokens = executor.sample_tokens, lambda: 1 / 0
         for task in tasks:
             with pytest.raises(RuntimeError, match="division by zero") as failure:
-                await asyncio.wait_for(task, 10)
+                await asyncio.wait_for(task, 60)
             assert not isinstance(failure.value, EngineDeadError)
         executor.sample_tokens = works
         assert (await last_output(llm, [1, 2], GREEDY)).outputs == expected
         await llm.check_health()
 
-    with_llm(tiny_llama, use)
+    with_llm(endless_llama, use, **ENDLESS_OPTIONS)

@@ -7,12 +7,13 @@ import time
 
 import pytest
 from async_driver import (
+    ENDLESS_OPTIONS,
     GREEDY,
     OPTIONS,
+    endless,
     eventually,
     footprint,
     last_output,
-    long,
     private_temp_dir,
 )
 from tiny_models import write_model
@@ -62,7 +63,7 @@ def test_requests_wait_for_a_model_that_is_still_loading(tiny_llama, monkeypatch
     may_load = threading.Event()
 
     def slow(config, vocab_size):
-        may_load.wait(20)
+        may_load.wait(60)
         return make_core(config, vocab_size)
 
     monkeypatch.setattr(core_server, "make_core", slow)
@@ -95,10 +96,10 @@ def test_shutdown_does_not_wait_for_a_preparation_that_hangs(tiny_llama, core, m
         monkeypatch.setattr(llm._input_processor, "tokenize", lambda *args: hang.wait(60))
         streams = [asyncio.create_task(last_output(llm, [1, 2])) for _ in range(2)]
         await asyncio.sleep(0.05)
-        await asyncio.wait_for(llm.shutdown(), 20)
+        await asyncio.wait_for(llm.shutdown(), 40)
         for stream in streams:
             with pytest.raises(EngineDeadError):
-                await asyncio.wait_for(stream, 5)
+                await asyncio.wait_for(stream, 40)
         hang.set()
         await eventually(lambda: footprint()["threads"] == before["threads"])
 
@@ -107,11 +108,11 @@ def test_shutdown_does_not_wait_for_a_preparation_that_hangs(tiny_llama, core, m
 
 
 @BOTH
-def test_shutdown_ends_streams_frees_everything_and_may_be_repeated(tiny_llama, core):
+def test_shutdown_ends_streams_frees_everything_and_may_be_repeated(endless_llama, core):
     async def run():
         before = footprint()
-        llm = AsyncLLM(tiny_llama, core=core, **OPTIONS)
-        tasks = [asyncio.create_task(last_output(llm, [1, number], long())) for number in range(5)]
+        llm = AsyncLLM(endless_llama, core=core, **ENDLESS_OPTIONS)
+        tasks = [asyncio.create_task(last_output(llm, [1, number], endless())) for number in range(5)]
         await eventually(lambda: llm.stats().num_running == 5)
         await asyncio.gather(llm.shutdown(), llm.shutdown())
         for task in tasks:
@@ -152,7 +153,7 @@ def test_an_engine_that_is_forgotten_frees_itself(tiny_llama, core):
 
     asyncio.run(run())
     gc.collect()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while footprint() != before and time.monotonic() < deadline:
         time.sleep(0.02)
     assert footprint() == before

@@ -34,6 +34,14 @@ def chat_model(tmp_path_factory) -> str:
     return str(path)
 
 
+@pytest.fixture(scope="module")
+def endless_chat_model(tmp_path_factory) -> str:
+    """The same with a context so long that an answer without a limit goes on until it is stopped, on any machine."""
+    path = write_model(tmp_path_factory.mktemp("endless-chat"), max_position_embeddings=32768)
+    (path / "chat_template.jinja").write_text(TEMPLATE)
+    return str(path)
+
+
 @pytest.fixture
 def llm(make_llm, chat_model) -> LLM:
     return make_llm(chat_model)
@@ -154,7 +162,7 @@ def test_an_interrupt_frees_the_blocks(llm, monkeypatch, capsys):
     llm.audit()
 
 
-COMMAND = [sys.executable, "-m", "octavo.entrypoints.cli.main", "chat", "--num-kv-blocks", "64", "--dtype", "float32"]
+COMMAND = [sys.executable, "-m", "octavo.entrypoints.cli.main", "chat", "--num-kv-blocks", "4096", "--dtype", "float32"]
 ENVIRONMENT = {
     **os.environ,
     "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
@@ -185,8 +193,8 @@ def start(chat_model):
     """Starts the command; it is not left running."""
     started: list[subprocess.Popen] = []
 
-    def run(*argv: str, **streams: object) -> subprocess.Popen:
-        command = [*COMMAND, "--model", chat_model, *argv]
+    def run(*argv: str, model: str = chat_model, **streams: object) -> subprocess.Popen:
+        command = [*COMMAND, "--model", model, *argv]
         started.append(subprocess.Popen(command, env=ENVIRONMENT, bufsize=0, start_new_session=True, **streams))
         return started[-1]
 
@@ -196,9 +204,9 @@ def start(chat_model):
         process.wait()
 
 
-def test_over_a_pipe_ctrl_c_stops_the_answer_and_not_the_program(start):
+def test_over_a_pipe_ctrl_c_stops_the_answer_and_not_the_program(start, endless_chat_model):
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    process = start("--ignore-eos", "--max-tokens", "450", "--temperature", "0", **pipes)
+    process = start("--ignore-eos", "--max-tokens", "30000", "--temperature", "0", model=endless_chat_model, **pipes)
     said = Reader(process.stderr.fileno())
     process.stdin.write(b"Hi\n")
     assert select.select([process.stdout], [], [], 60)[0]  # the answer has begun

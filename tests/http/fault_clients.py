@@ -121,7 +121,7 @@ def wait_for(condition: Any, seconds: float, what: str) -> None:
         time.sleep(0.02)
 
 
-def assert_nothing_is_left(server: RunningServer, seconds: float = 30.0) -> None:
+def assert_nothing_is_left(server: RunningServer, seconds: float = 120.0) -> None:
     """No request is held anywhere, and every block of the KV cache is free or evictable."""
     wait_for(lambda: set(server.client.get("/load").json().values()) == {0}, seconds, "requests are left")
     wait_for(lambda: server.client.get("/server_info").json()["stats"]["num_running"] == 0, seconds, "the core goes on")

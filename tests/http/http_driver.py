@@ -19,6 +19,8 @@ START_SECONDS = 120.0
 END_SECONDS = 60.0
 ROOT = Path(__file__).resolve().parents[2]
 READY = re.compile(r"ready: .* at (\S+)")
+ENDLESS = {"prompt": "abc", "max_tokens": 30_000, "ignore_eos": True, "temperature": 1.5, "seed": 1}
+"""Of the endless model: it still runs whenever a test looks. Nobody waits for its end."""
 
 
 class RunningServer:
@@ -101,6 +103,20 @@ class RunningServer:
                 self.process.kill()
                 self.process.wait()
         self._log.close()
+
+
+@contextmanager
+def held_core(server: RunningServer) -> Iterator[None]:
+    """Nothing is computed meanwhile, however long that takes: what runs still runs at the end, what waits still waits.
+
+    Wants --dev-endpoints, and a --heartbeat-timeout that is longer than the test.
+    """
+    core_pid = server.client.get("/server_info").json()["core_pid"]
+    os.kill(core_pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(core_pid, signal.SIGCONT)
 
 
 @contextmanager

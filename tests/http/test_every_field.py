@@ -554,9 +554,16 @@ def test_the_lower_number_goes_first(start_server, kind):
     # and theirs are long beside the time that its answer, the largest, is on its way
     others = {"max_tokens": 300, "ignore_eos": True}
     threads += [threading.Thread(target=run, args=(str(p),), kwargs={"priority": p, **others}) for p in (5, 3, -1)]
-    for thread in threads:
+    for number, thread in enumerate(threads, 1):
         thread.start()
-        time.sleep(0.1)
+        end = time.monotonic() + 60
+        while own.client.get("/load").json()["server_load"] < number:  # none leaves before the last one is there
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        if number == 1:
+            while not own.client.get("/load").json()["num_running"]:  # it has the only seat
+                assert time.monotonic() < end
+                time.sleep(0.01)
     for thread in threads:
-        thread.join(60)
+        thread.join(120)
     assert ended == ["-1", "blocker", "3", "5"]

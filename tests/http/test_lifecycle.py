@@ -13,9 +13,9 @@ from contextlib import suppress
 
 import httpx
 import pytest
-from http_driver import RunningServer, read_events
+from http_driver import ENDLESS, RunningServer, held_core, read_events
 
-LONG = {"prompt": "abc", "max_tokens": 480, "ignore_eos": True}
+PATIENT = ("--dev-endpoints", "--heartbeat-timeout", "600")
 
 
 class Stream(threading.Thread):
@@ -130,47 +130,46 @@ def test_without_work_the_end_comes_at_once_and_is_one_line(start_server, number
     assert line.endswith(": shutting down")
 
 
-def test_running_work_drains_and_new_work_is_refused(start_server):
-    server = start_server()
-    stream = Stream(server, LONG)
+def test_running_work_drains_and_new_work_is_refused(start_endless_server):
+    server = start_endless_server(*PATIENT, "--drain-timeout", "600")
+    stream = Stream(server, {**ENDLESS, "max_tokens": 2000})
     fresh = httpx.Client(base_url=server.url, timeout=30)
-    server.process.send_signal(signal.SIGTERM)
-    wait_for(lambda: fresh.get("/health/ready").status_code == 503, 5, "not draining")
-    assert fresh.get("/health/live").status_code == 200
-    refused = fresh.post("/v1/completions", json={"prompt": "a", "max_tokens": 1})
-    assert refused.status_code == 503
-    assert refused.json()["error"]["code"] == "shutting_down"
-    assert int(refused.headers["retry-after"]) >= 1
+    with held_core(server):  # the server must not end before it has been asked
+        server.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: fresh.get("/health/ready").status_code == 503, 30, "not draining")
+        assert fresh.get("/health/live").status_code == 200
+        refused = fresh.post("/v1/completions", json={"prompt": "a", "max_tokens": 1})
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "shutting_down"
+        assert int(refused.headers["retry-after"]) >= 1
     events = stream.events()
     assert events[-1] == ("", "[DONE]")
     assert json.loads(events[-2][1])["choices"][0]["finish_reason"] == "length"
     assert server.wait() == 0
 
 
-def test_work_that_does_not_end_in_time_gets_an_error_event(start_server):
-    server = start_server("--drain-timeout", "0.2", "--max-model-len", "512")
-    stream = Stream(server, {**LONG, "n": 8, "temperature": 1.5})
+def test_work_that_does_not_end_in_time_gets_an_error_event(start_endless_server):
+    server = start_endless_server("--drain-timeout", "0.2")
+    stream = Stream(server, {**ENDLESS, "n": 8})
     server.process.send_signal(signal.SIGTERM)
     name, data = stream.events()[-1]
     assert server.wait() == 0
-    if name == "error":
-        assert json.loads(data)["error"]["code"] == "shutting_down"
-    else:
-        assert data == "[DONE]"
+    assert name == "error"
+    assert json.loads(data)["error"]["code"] == "shutting_down"
 
 
-def test_a_second_signal_ends_it_at_once(start_server):
-    server = start_server("--dev-endpoints", "--drain-timeout", "600")
+def test_a_second_signal_ends_it_at_once(start_endless_server):
+    server = start_endless_server("--dev-endpoints", "--drain-timeout", "600")
     core = core_pid(server)
-    streams = [Stream(server, {**LONG, "n": 4, "temperature": 1.5}) for _ in range(4)]
+    streams = [Stream(server, {**ENDLESS, "n": 4}) for _ in range(4)]
     server.process.send_signal(signal.SIGINT)
-    time.sleep(0.1)
+    wait_for(lambda: "shutting down" in server.log(), 30, "the first signal is not heard")  # two at once would be one
     started = time.monotonic()
     server.process.send_signal(signal.SIGINT)
-    status = server.wait(20)
-    assert time.monotonic() - started < 4
-    assert status in (0, 130)
-    wait_for(lambda: not is_running(core), 5, "the core is left behind")
+    status = server.wait()
+    assert time.monotonic() - started < 10
+    assert status == 130
+    wait_for(lambda: not is_running(core), 30, "the core is left behind")
     for stream in streams:
         with suppress(httpx.HTTPError):
             stream.join(20)
@@ -180,11 +179,11 @@ def test_a_second_signal_ends_it_at_once(start_server):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_lost_core_fails_readiness_ends_streams_and_the_server(start_server, number):
-    server = start_server("--dev-endpoints")
+def test_a_lost_core_fails_readiness_ends_streams_and_the_server(start_endless_server, number):
+    server = start_endless_server("--dev-endpoints")
     core = core_pid(server)
     watcher = httpx.Client(base_url=server.url, timeout=30)
-    streams = [Stream(server, {**LONG, "n": 2, "temperature": 1.5}) for _ in range(3)]
+    streams = [Stream(server, {**ENDLESS, "n": 2}) for _ in range(3)]
     lost = time.monotonic()
     os.kill(core, number)
     statuses = []
@@ -205,18 +204,17 @@ def test_a_lost_core_fails_readiness_ends_streams_and_the_server(start_server, n
     assert all(after < 5.0 or status == 503 for after, status in statuses)
 
 
-def test_a_lost_core_is_started_anew_once_if_told_to(start_server):
-    server = start_server("--dev-endpoints", "--restart-core")
+def test_a_lost_core_is_started_anew_once_if_told_to(start_endless_server):
+    server = start_endless_server("--dev-endpoints", "--restart-core")
     body = {"prompt": "abc", "temperature": 0, "max_tokens": 5}
     before = server.post("/v1/completions", body).json()["choices"]
     first = core_pid(server)
-    stream = Stream(server, {**LONG, "n": 2, "temperature": 1.5})
+    stream = Stream(server, {**ENDLESS, "n": 2})
     os.kill(first, signal.SIGKILL)
     assert stream.events()[-1][0] == "error"
-    wait_for(
-        lambda: server.client.get("/health/ready").status_code == 503 or core_pid(server) != first, 10, "no notice"
-    )
-    wait_for(lambda: server.client.get("/health/ready").status_code == 200, 60, "no new core")
+    # it is not ready for a while, which may be over between two looks: what tells of the new core is what it says
+    wait_for(lambda: server.log().count("ready: ") == 2, 120, "no new core")
+    assert server.client.get("/health/ready").status_code == 200
     second = core_pid(server)
     assert second != first
     assert server.post("/v1/completions", body).json()["choices"] == before
@@ -229,4 +227,4 @@ def test_nothing_is_left_behind_of_a_server_that_is_killed(start_server):
     core = core_pid(server)
     server.process.kill()
     server.wait()
-    wait_for(lambda: not is_running(core), 20, "the core outlives the server")
+    wait_for(lambda: not is_running(core), 30, "the core outlives the server")

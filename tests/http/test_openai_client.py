@@ -154,13 +154,14 @@ def test_a_wrong_key_is_an_authentication_error(start_server):
     assert right.chat.completions.create(messages=HELLO, model=served, max_tokens=2).choices
 
 
-def test_an_overflow_is_a_rate_limit_error_with_retry_after(start_server):
-    own = start_server("--max-queued-requests", "1", "--max-num-seqs", "1", "--served-model-name", "tiny")
+def test_an_overflow_is_a_rate_limit_error_with_retry_after(start_endless_server):
+    own = start_endless_server("--max-queued-requests", "1", "--max-num-seqs", "1", "--served-model-name", "tiny")
 
     async def run() -> list[object]:
         async with openai.AsyncOpenAI(base_url=f"{own.url}/v1", api_key="x", max_retries=0) as client:
+            # so long that the first still runs when the last comes
             calls = [
-                client.completions.create(model="tiny", prompt="x", max_tokens=400, **IGNORE_EOS) for _ in range(12)
+                client.completions.create(model="tiny", prompt="x", max_tokens=2000, **IGNORE_EOS) for _ in range(12)
             ]
             return await asyncio.gather(*calls, return_exceptions=True)
 

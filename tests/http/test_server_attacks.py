@@ -12,12 +12,12 @@ import time
 
 import pytest
 import uvicorn
-from fault_clients import address, ask_all, assert_nothing_is_left
-from http_driver import ROOT
+from fault_clients import Answer, address, ask, assert_nothing_is_left
+from http_driver import ROOT, held_core
 
 from octavo.entrypoints.server import http_protocol
 
-SECONDS = 10.0
+SECONDS = 30.0
 COMPLETION = {"prompt": "hello", "max_tokens": 8, "temperature": 0}
 
 
@@ -51,7 +51,7 @@ def test_a_head_without_end_is_cut_off_and_holds_up_nobody(server, data):
         started = time.monotonic()
         assert server.client.get("/health/live").status_code == 200
         slowest = max(slowest, time.monotonic() - started)
-    assert slowest < 2.0
+    assert slowest < 5.0
 
 
 def test_a_long_head_gets_an_answer(server):
@@ -101,7 +101,8 @@ def test_prompts_longer_together_than_can_ever_wait_are_not_told_to_try_again(st
 
 
 def test_an_answer_of_the_whole_vocabulary_at_every_token_is_bounded(start_server):
-    server = start_server("--max-wide-logprobs", "20000", "--dev-endpoints")  # 259 for each token
+    # 259 for each token
+    server = start_server("--max-wide-logprobs", "20000", "--dev-endpoints", "--heartbeat-timeout", "600")
     wide = {"prompt": "a", "logprobs": -1, "ignore_eos": True}
     for body, named in (
         ({**wide, "max_tokens": 100}, "25900"),
@@ -118,8 +119,18 @@ def test_an_answer_of_the_whole_vocabulary_at_every_token_is_bounded(start_serve
     assert server.post("/v1/completions", {**wide, "max_tokens": 70}).status_code == 200
     narrow = {"prompt": "a", "logprobs": 64, "max_tokens": 400, "ignore_eos": True}
     assert server.post("/v1/completions", narrow).status_code == 200
-    answers = ask_all(server, [{**wide, "max_tokens": 70, "seed": n} for n in range(6)])
-    assert {answer.status for answer in answers} == {200, 429}
+
+    async def ask_at_once() -> list[Answer]:
+        bodies = [{**wide, "max_tokens": 70, "seed": n} for n in range(6)]
+        with held_core(server):  # the first has not been answered when the last one comes
+            tasks = [asyncio.create_task(ask(server, body)) for body in bodies]
+            async with asyncio.timeout(60):
+                while sum(task.done() for task in tasks) < 5:
+                    await asyncio.sleep(0.01)
+        return await asyncio.gather(*tasks)
+
+    answers = asyncio.run(ask_at_once())
+    assert sorted(answer.status for answer in answers) == [200, 429, 429, 429, 429, 429]
     assert all(answer.error["code"] == "queue_full" for answer in answers if answer.status == 429)
     assert_nothing_is_left(server)
 
@@ -218,7 +229,7 @@ def test_an_expression_without_end_is_refused_at_once(server, pattern):
     response = server.post("/v1/completions", {**COMPLETION, "stop_regex": pattern})
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "stop_regex"
-    assert time.monotonic() - started < 2.0
+    assert time.monotonic() - started < 5.0
 
 
 @pytest.mark.parametrize(
@@ -265,7 +276,7 @@ def test_options_that_cannot_work_are_refused_before_the_model_is_loaded(tiny_ch
 
 def test_sigterm_while_the_model_loads_leaves_nothing_behind(start_server, tmp_path):
     server = start_server(wait=False, env={"TMPDIR": str(tmp_path)})
-    deadline = time.monotonic() + SECONDS * 6
+    deadline = time.monotonic() + SECONDS * 4
     while not any(tmp_path.glob("octavo-*")) and time.monotonic() < deadline:
         time.sleep(0.001)
     os.kill(server.pid, signal.SIGTERM)

@@ -130,8 +130,10 @@ def test_unknown_fields_are_named_and_unknown_models_are_404(server, path, body)
 
 @pytest.mark.slow
 def test_the_server_answers_while_it_tokenises_megabytes(server):
-    async def run() -> float:
-        async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+    async def run() -> tuple[float, float]:
+        """The slowest answer, and the time the megabytes take."""
+        async with httpx.AsyncClient(base_url=server.url, timeout=600) as client:
+            begun = time.monotonic()
             slow = asyncio.ensure_future(client.post("/tokenize", json={"prompt": "word " * 800_000}))
             await asyncio.sleep(0.1)
             worst = 0.0
@@ -141,6 +143,7 @@ def test_the_server_answers_while_it_tokenises_megabytes(server):
                 worst = max(worst, time.monotonic() - start)
                 await asyncio.sleep(0.01)
             assert (await slow).status_code == 200
-            return worst
+            return worst, time.monotonic() - begun
 
-    assert asyncio.run(run()) < 2.0
+    worst, total = asyncio.run(run())
+    assert worst < max(1.0, total / 3)

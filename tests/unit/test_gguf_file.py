@@ -160,7 +160,7 @@ def test_a_count_over_zeros_is_refused_at_once(tmp_path, head, said):
     path = tmp_path / "zeros.gguf"
     path.write_bytes(b"GGUF" + head)
     os.truncate(path, 100_000_000)
-    started = time.monotonic()
+    started = time.process_time()  # a busy machine is not to blame
     with pytest.raises(InvalidInput, match=said):
         GGUFFile(path)
-    assert time.monotonic() - started < 1
+    assert time.process_time() - started < 1

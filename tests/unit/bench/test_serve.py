@@ -38,11 +38,15 @@ SPLIT = OK + chunked(*(bytes([byte]) for byte in b"".join((*tokens(2), event(b"[
 
 
 class Scripted:
-    """A server that gives its answers in turn, and keeps what it was asked and how many were there at once."""
+    """A server that gives its answers in turn, and keeps what it was asked and how many were there at once.
 
-    def __init__(self, answers, delay=0.0):
-        self.answers, self.delay = list(answers), delay
+    It answers nobody before so many are there at once as `crowd` says, or 10 s have passed.
+    """
+
+    def __init__(self, answers, delay=0.0, crowd=0):
+        self.answers, self.delay, self.crowd = list(answers), delay, crowd
         self.bodies, self.heads, self.now, self.most = [], [], 0, 0
+        self.is_crowded = asyncio.Event()
 
     async def serve(self, reader, writer):
         self.now += 1
@@ -52,6 +56,10 @@ class Scripted:
         self.bodies.append(json.loads(await reader.readexactly(length)))
         answer = self.answers[(len(self.bodies) - 1) % len(self.answers)]
         self.heads.append(head)
+        if self.now >= self.crowd:
+            self.is_crowded.set()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.is_crowded.wait(), 10)
         await asyncio.sleep(self.delay)
         writer.write(answer)
         with contextlib.suppress(ConnectionError):
@@ -67,8 +75,8 @@ def serve():
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
 
-    def start(answers, delay=0.0):
-        scripted = Scripted(answers, delay)
+    def start(answers, **options):
+        scripted = Scripted(answers, **options)
         listening = asyncio.run_coroutine_threadsafe(asyncio.start_server(scripted.serve, "127.0.0.1", 0), loop)
         port = listening.result(10).sockets[0].getsockname()[1]
         return scripted, f"http://127.0.0.1:{port}"
@@ -134,13 +142,13 @@ def test_a_server_that_is_slow_counts_as_failed_after_the_timeout(serve, tmp_pat
 
 
 def test_a_closed_loop_has_so_many_requests_at_once_and_no_more(serve, tmp_path):
-    scripted, url = serve([GOOD], delay=0.02)
+    scripted, url = serve([GOOD], delay=0.02, crowd=3)
     measure(tmp_path, url, "--max-concurrency", "3", count=12)
     assert scripted.most == 3 and len(scripted.bodies) == 12
 
 
 def test_an_open_loop_does_not_wait_for_answers(serve, tmp_path):
-    scripted, url = serve([GOOD], delay=0.5)
+    scripted, url = serve([GOOD], delay=0.5, crowd=4)
     _, found = measure(tmp_path, url, "--request-rate", "100", count=12)
     assert scripted.most > 3 and found["duration"] < 12 * 0.5
 

@@ -67,7 +67,7 @@ def start_instead(program: str, monkeypatch, folder: Path) -> tuple[CoreProcess,
 )
 def test_an_end_is_told_with_its_cause(monkeypatch, tmp_path, program, told):
     process, ends = start_instead(program, monkeypatch, tmp_path)
-    assert process.stop(20)
+    assert process.stop(60)
     assert len(ends) == 1
     assert told in ends[0]
     assert str(process.pid) in ends[0]

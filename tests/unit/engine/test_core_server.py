@@ -49,7 +49,7 @@ class ScriptedExecutor(Executor):
 
     def execute_model(self, step: SchedulerOutput) -> "Future[None]":
         self.num_steps += 1
-        self.may_step.wait(20)
+        self.may_step.wait(60)
         self.step = step
         future: Future[None] = Future()
         if self.fail_with is not None and self.failures_left:
@@ -98,7 +98,7 @@ class Client:
     def send(self, message: object) -> None:
         self.outbox.send(msgspec.msgpack.encode(message))
 
-    def receive(self, kind: type, seconds: float = 10.0):
+    def receive(self, kind: type, seconds: float = 60.0):
         """The next message of this kind; others are passed over, but for failures of the engine."""
         deadline = time.monotonic() + seconds
         while self.inbox.poll(max(0, deadline - time.monotonic()) * 1000):
@@ -122,7 +122,7 @@ class Client:
     def close(self) -> None:
         self.executor.may_step.set()
         self.send(Shutdown())
-        self.thread.join(10)
+        self.thread.join(60)
         assert not self.thread.is_alive()
         self.inbox.close()
         self.outbox.close()

@@ -11,7 +11,8 @@ from octavo.engine.tokenizer_thread import TokenizerThread
 from octavo.errors import EngineDeadError
 
 
-def test_calls_run_in_their_order_and_close_lets_them_finish():
+def test_calls_run_in_their_order_and_close_lets_them_finish(monkeypatch):
+    monkeypatch.setattr(tokenizer_thread, "CLOSE_SECONDS", 60)
     thread, seen = TokenizerThread(), []
     first = threading.Event()
     futures = [thread.submit(first.wait, 10), *(thread.submit(seen.append, number) for number in range(50))]

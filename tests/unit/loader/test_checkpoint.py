@@ -169,10 +169,10 @@ def test_a_half_downloaded_gguf_is_refused_with_both_sizes(tmp_path, write_gguf)
 def test_a_config_that_the_weights_contradict_is_refused_at_once_by_tensor(tmp_path, change, said):
     folder = write_model(tmp_path / "llama")
     (folder / "config.json").write_text(json.dumps({**LLAMA, **change}))
-    started = time.monotonic()
+    started = time.process_time()  # a busy machine is not to blame
     with pytest.raises(InvalidInput, match=said):
         open_checkpoint(folder)
-    assert time.monotonic() - started < 1
+    assert time.process_time() - started < 1
 
 
 def test_a_gguf_header_that_contradicts_its_tensors_is_refused_when_it_is_opened(write_gguf):

@@ -8,7 +8,9 @@ import sys
 import threading
 import time
 import zipfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import huggingface_hub
@@ -168,8 +170,18 @@ def test_an_interrupt_ends_the_download_and_leaves_nothing(cache, tmp_path, monk
     slow_pip.write_text(f'#!/bin/sh\necho half > "$TMPDIR/half.whl"\necho $$ > {started}\nexec sleep 60\n')
     slow_pip.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(slow_pip))
+    is_waited_for, run = threading.Event(), module._subprocess
+
+    @contextmanager
+    def run_and_tell(*args) -> Iterator[subprocess.Popen]:
+        with run(*args) as process:
+            is_waited_for.set()
+            yield process
+
+    monkeypatch.setattr(module, "_subprocess", run_and_tell)
 
     def interrupt_when_started() -> None:
+        is_waited_for.wait(60)  # the child may be faster than the call that starts it
         while not (started.exists() and started.read_text().strip()):
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGINT)

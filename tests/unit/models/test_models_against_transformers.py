@@ -166,7 +166,7 @@ class ThreadGroup:
 
     def __init__(self, size):
         self.parts = [None] * size
-        self.barrier = threading.Barrier(size, timeout=30)
+        self.barrier = threading.Barrier(size, timeout=120)
 
     def of_rank(self, rank):
         return _Member(self, rank)

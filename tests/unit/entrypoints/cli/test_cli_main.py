@@ -54,7 +54,8 @@ def test_help_imports_nothing_heavy():
 
 def test_help_is_there_at_once():
     fastest = min(_seconds([*COMMAND, "--help"]) for _ in range(5))
-    assert fastest < 0.3
+    python_alone = min(_seconds([sys.executable, "-c", ""]) for _ in range(3))
+    assert fastest < max(0.3, 8 * python_alone)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

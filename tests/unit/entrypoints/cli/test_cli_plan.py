@@ -33,13 +33,16 @@ def test_it_imports_no_torch_and_answers_at_once(model):
     )
     command = [sys.executable, "-c", script, "plan", model]
     seconds = []
+    started = time.perf_counter()
+    subprocess.run([sys.executable, "-c", ""], check=True)
+    python_alone = time.perf_counter() - started
     for _ in range(3):
         started = time.perf_counter()
         result = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=True)
         seconds.append(time.perf_counter() - started)
         assert result.stderr.split() == ["0", "False"]
     assert "It fits." in result.stdout
-    assert min(seconds) < 3  # alone on a machine it is a third of a second
+    assert min(seconds) < max(3, 60 * python_alone)  # alone on a machine it is a third of a second
 
 
 @pytest.mark.parametrize("name", ["auto", "cpu", "reference"])
