@@ -6,7 +6,6 @@
 
 #include "binding.h"
 #include "isa.h"
-#include "memory.h"
 #include "thread_pool.h"
 
 namespace nb = nanobind;
@@ -32,9 +31,6 @@ NB_MODULE(_native, module) {
     module.def("set_num_threads", &set_num_threads);
     module.def("num_threads", &num_threads);
     module.def("count_chunks", &count_chunks, "For tests: how often each chunk was run in so many jobs.");
-    module.def("advise_huge_pages", [](uintptr_t address, size_t size) {
-        advise_huge_pages(reinterpret_cast<void*>(address), size);
-    });
     bind_linear(module);
     bind_quantized(module);
     bind_attention(module);

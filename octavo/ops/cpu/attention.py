@@ -5,13 +5,14 @@ Layout: k [num_blocks, G, Dk, block_size], so K lies transposed in its block, an
 head, which follow that head's values.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from octavo.errors import InvalidInput
-from octavo.ops.cpu import _native
+from octavo.ops.cpu import _native, memory
 from octavo.ops.cpu.traits import HEAD_SIZE_MULTIPLE
 from octavo.ops.interface import DTYPES, AttentionMetadata, KVCache
 from octavo.protocol.kv_cache_spec import KVCacheSpec
@@ -54,11 +55,9 @@ def allocate_kv_cache(spec: KVCacheSpec, num_blocks: int, block_size: int) -> KV
         )
     dtype = _EIGHT_BITS.get(spec.dtype) or DTYPES[spec.dtype]
     scales = 4 if spec.dtype in _EIGHT_BITS else 0
-    k = torch.empty(num_blocks, spec.num_kv_heads, spec.head_dim_k + scales, block_size, dtype=dtype)
-    v = torch.empty(num_blocks, spec.num_kv_heads, block_size, spec.head_dim_v + scales, dtype=dtype)
-    for part in (k, v):
-        _native.advise_huge_pages(part.data_ptr(), part.nbytes)
-    return KVCache(k, v)
+    blocks = num_blocks, spec.num_kv_heads
+    k, v = (*blocks, spec.head_dim_k + scales, block_size), (*blocks, block_size, spec.head_dim_v + scales)
+    return KVCache(*(memory.empty(math.prod(shape) * dtype.itemsize).view(dtype).view(shape) for shape in (k, v)))
 
 
 def rope(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, interleaved: bool = False) -> tuple[Tensor, Tensor]:

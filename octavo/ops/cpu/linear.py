@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from octavo.ops.cpu import _native
+from octavo.ops.cpu import _native, memory
 
 _STORAGES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
@@ -43,8 +43,7 @@ def pack_linear(weight: Tensor, bias: Tensor | None) -> NativeWeight:
     n, k = weight.shape
     storage, columns = _STORAGES[weight.dtype], _native.panel_columns()
     padded = -(-n // columns) * columns
-    data = weight.new_empty(padded * k * weight.element_size(), dtype=torch.uint8)
-    _native.advise_huge_pages(data.data_ptr(), data.numel())
+    data = memory.empty(padded * k * weight.element_size())
     weight = weight.detach()
     _native.pack_linear(weight.data_ptr(), n, k, *weight.stride(), storage, data.data_ptr())
     if bias is not None:

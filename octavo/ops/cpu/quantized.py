@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from octavo.ops.cpu import _native
+from octavo.ops.cpu import _native, memory
 from octavo.ops.interface import QUANTIZATION_GROUP, QuantizedMatrix
 
 PANEL_COLUMNS = 32
@@ -171,8 +171,7 @@ def _pack(part: QuantizedMatrix, bias: Tensor | None) -> Segment:
     exponent = _exponent(part)
     scales = _stored(part.scales, exponent)
     minima = None if part.minima is None else _stored(part.minima, exponent)
-    panels = torch.empty(_native.quantized_bytes(n, k, part.bits), dtype=torch.uint8)
-    _native.advise_huge_pages(panels.data_ptr(), panels.numel())
+    panels = memory.empty(_native.quantized_bytes(n, k, part.bits))
     _native.pack_quantized(
         values.data_ptr(),
         values.stride(0),

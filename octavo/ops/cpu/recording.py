@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from octavo.ops.cpu import _native, attention
+from octavo.ops.cpu import _native, attention, memory
 from octavo.ops.interface import AttentionMetadata, Forward
 
 _ALIGNMENT = 64  # bytes: a cache line
@@ -69,6 +69,7 @@ class RecordedForward:
 
     def __init__(self, first: _Run, second: _Run) -> None:
         self._program = _native.Program()
+        self._memory = memory.empty(0)
         self._plans = list(second.metadata.plans)
         operands = _compare(first, second)
         self._lanes = _share_memory(first, second, operands)
@@ -87,25 +88,29 @@ class RecordedForward:
         self._output_width = second.output.shape[1]
 
     def __call__(self, x: Tensor, positions: Tensor, metadata: AttentionMetadata) -> Tensor:
-        memory = torch.empty(self.num_bytes(len(x)), dtype=torch.uint8)
-        return self.run_in(memory, x, positions, metadata)
+        """The result is overwritten by the next call."""
+        wanted = self.num_bytes(len(x))
+        if len(self._memory) < wanted:
+            self._memory = memory.empty(0)  # gone before there is more
+            self._memory = memory.empty(wanted)
+        return self.run_in(self._memory, x, positions, metadata)
 
     def num_bytes(self, num_tokens: int) -> int:
         """Of the memory that a run needs."""
         return self._lanes.offsets(num_tokens)[-1]
 
-    def run_in(self, memory: Tensor, x: Tensor, positions: Tensor, metadata: AttentionMetadata) -> Tensor:
-        """The same in `memory` uint8, of which the result is a part."""
+    def run_in(self, space: Tensor, x: Tensor, positions: Tensor, metadata: AttentionMetadata) -> Tensor:
+        """The same in `space` uint8, of which the result is a part."""
         num_tokens = len(x)
         inputs = _inputs(x, positions, metadata)
         plans = [attention.plan_like(metadata, key, num_tokens).address for key in self._plans]
         offsets = self._lanes.offsets(num_tokens)
-        start = memory.data_ptr()
+        start = space.data_ptr()
         lanes = [start + offset for offset in offsets]
         self._program.run([num_tokens, *(tensor.data_ptr() for tensor in inputs), *plans, *lanes])
         begin = offsets[self._output_lane]
         size = num_tokens * self._output_width * 4
-        return memory[begin : begin + size].view(torch.float32).view(num_tokens, self._output_width)
+        return space[begin : begin + size].view(torch.float32).view(num_tokens, self._output_width)
 
 
 def record(forward: Forward, examples: Sequence[tuple[Tensor, Tensor, AttentionMetadata]]) -> RecordedForward:
@@ -117,8 +122,8 @@ def record(forward: Forward, examples: Sequence[tuple[Tensor, Tensor, AttentionM
     first, second = (_run(forward, *example) for example in examples)
     recorded = RecordedForward(first, second)
     x, positions, metadata = examples[1]
-    memory = torch.full((recorded.num_bytes(len(x)),), 255, dtype=torch.uint8)
-    replayed = recorded.run_in(memory, x, positions, metadata)
+    space = torch.full((recorded.num_bytes(len(x)),), 255, dtype=torch.uint8)
+    replayed = recorded.run_in(space, x, positions, metadata)
     if not torch.equal(replayed.view(torch.int32), second.output.view(torch.int32)):
         raise NotReplayable("its replay gives other values")
     return recorded
