@@ -196,7 +196,7 @@ void run_vectors(const QuantizedJob& job, int64_t panel_begin, int64_t panel_end
 constexpr int64_t kScratchOfGroup = sizeof(OpenGroup);
 
 // With fewer rows, to open the panels costs more than AMX saves.
-int tile_rows(int64_t rows) { return rows < 4 * kAmxRows ? kTileRows : kAmxRows; }
+int tile_rows(int64_t rows) { return rows < 8 * kAmxRows ? kTileRows : kAmxRows; }
 
 template <int BITS, int ROWS>
 void run_open_tile(const QuantizedJob& job, const InputTile& rows, const OpenGroup* open, int64_t panel) {

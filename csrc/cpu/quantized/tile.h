@@ -120,7 +120,7 @@ OCTAVO_INLINE void run_shared(const Tile& t, PanelSums<ROWS>& results) {
     for (int first = 0; first < kPanelVectors; first += VECTORS) {
         F<kFloats> sums[VECTORS][ROWS] = {};
         for (int64_t g = 0; g < t.groups; ++g) {
-            __builtin_prefetch(ahead, 0, 2);
+            for (int64_t line = 0; line < t.ahead_step; line += 64) __builtin_prefetch(ahead + line, 0, 2);
             ahead += t.ahead_step;
             add_group<BITS, ROWS, VECTORS>(t.x + g * ROWS, t.panels + g * bytes_of_group(BITS), first, sums);
         }
