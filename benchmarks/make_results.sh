@@ -43,6 +43,7 @@ compared() {
 step() {
     echo "== $1" >&2
     engine="--model $MODEL --num-threads $THREADS --dtype float32"
+    few_bits="--dtype bfloat16 --quantization gguf --kv-cache-dtype int8 --kv-cache-memory 256MiB --rivals llama-cpp openvino"
     # shellcheck disable=SC2046,SC2086
     case $1 in
     envs)
@@ -58,9 +59,12 @@ step() {
     compare-shared) # requests on one prefix
         compared "$1" --dtype float32 --rivals transformers llama-cpp openvino --static-batches 8 \
             --measure shared-prefix --shared-requests $(size 32 4) --shared-prefix-len $(size 1024 64) ;;
-    compare-few-bits) # the file's own few bits
-        compared "$1" --dtype float32 --quantization gguf --rivals llama-cpp openvino \
-            --num-prompts $(size 64 4) --output-len $(size 136 12) --prefix-len $(size 512 64) ;;
+    compare-few-bits) # the file's own few bits, KV in 8 bits
+        compared "$1" $few_bits --num-prompts $(size 64 4) --input-len 136 --output-len $(size 136 12) \
+            --range-ratio 0.88 --prefix-len $(size 1024 64) ;;
+    compare-shared-few-bits)
+        compared "$1" $few_bits --measure shared-prefix --shared-requests $(size 32 4) \
+            --shared-prefix-len $(size 1024 64) ;;
     blocks) # block sizes of this engine
         compared "$1" --dtype float32 --rivals --block-sizes 8 16 32 --num-prompts $(size 64 4) \
             --output-len $(size 136 12) --prefix-len $(size 512 64) ;;
@@ -111,7 +115,7 @@ step() {
     esac
 }
 
-STEPS="compare compare-bfloat16 compare-batches compare-shared compare-few-bits blocks throughput latency sweep startup
+STEPS="compare compare-bfloat16 compare-batches compare-shared compare-few-bits compare-shared-few-bits blocks throughput latency sweep startup
 decode-float32 decode-bfloat16 scaling transformers kernels overhead http liveness"
 if [ $# -eq 0 ]; then
     echo "steps: envs" $STEPS "context-32k"

@@ -327,6 +327,7 @@ def _rival(stack: ExitStack, name: str, python: str, engine: EngineArgs, loads: 
     options = {
         "model": str(model),
         "dtype": engine.dtype,
+        "kv_cache_dtype": engine.kv_cache_dtype,
         "num_threads": _threads(engine),
         "max_num_seqs": min(_MOST_SEQUENCES, max(len(load.work) for load in loads)),
         "max_len": max(load.longest + load.most_output for load in loads),

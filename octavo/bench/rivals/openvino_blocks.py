@@ -19,6 +19,8 @@ BLOCK_SIZE = 32
 """Tokens of a KV block on a CPU."""
 KV_PRECISION = "f16"
 """As fast as float32 and as its own choice, 8 bits, which would compute something else."""
+KV_PRECISIONS = {"int8": "u8"}
+"""For the dtypes in which another one is the same."""
 PRECISIONS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
 
@@ -33,9 +35,10 @@ class Engine:
         config.num_kv_blocks = self.num_blocks
         config.enable_prefix_caching = True
         config.dynamic_split_fuse = True
+        self.kv_precision = KV_PRECISIONS.get(options["kv_cache_dtype"], KV_PRECISION)
         properties = {
             "INFERENCE_PRECISION_HINT": PRECISIONS[options["dtype"]],
-            "KV_CACHE_PRECISION": KV_PRECISION,
+            "KV_CACHE_PRECISION": self.kv_precision,
             "INFERENCE_NUM_THREADS": options["num_threads"],
         }
         self._genai = genai
@@ -129,7 +132,7 @@ def main(text: str) -> None:
     genai = import_module("openvino_genai")
     engine = Engine(genai, options)
     hello = {"version": genai.__version__, "load": time.perf_counter() - begun}
-    print(json.dumps({**hello, "kv_dtype": KV_PRECISION, "block_size": BLOCK_SIZE}), file=answers)
+    print(json.dumps({**hello, "kv_dtype": engine.kv_precision, "block_size": BLOCK_SIZE}), file=answers)
     for line in sys.stdin:
         print(json.dumps(run(engine, json.loads(line)["requests"])), file=answers)
 
