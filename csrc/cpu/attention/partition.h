@@ -145,7 +145,12 @@ class Partition {
         int64_t count = int64_t(layout_.block_size) * layout_.head_dim_v;
         float* to = scratch_.v_block;
         for (int b = begin; b < end; ++b, to += count)
-            for (int64_t i = 0; i < count; i += kNarrow) store<kNarrow>(to + i, load<kNarrow>(blocks_.v[b] + i));
+            convert(blocks_.v[b], count, to);
+    }
+
+    // A block has at least 8 keys of heads that are multiples of 8.
+    static OCTAVO_INLINE void convert(const T* from, int64_t count, float* to) {
+        for (int64_t i = 0; i < count; i += kFloats) store<kFloats>(to + i, load<kFloats>(from + i));
     }
 
     // Rows of a panel take the keys that all of them see together, the few others each by itself, in order.

@@ -30,16 +30,6 @@ OCTAVO_INLINE Bytes repeat_4_bytes(const int8_t* p) {
     return (Bytes)(I<kFloats>{} + word);
 }
 
-// Keeps the compiler from adding in another order, for which it would need many more registers than there are.
-template <class T>
-OCTAVO_INLINE void keep(T& x) {
-#if defined(__x86_64__)
-    asm("" : "+v"(x));
-#elif defined(__aarch64__)
-    asm("" : "+w"(x));
-#endif
-}
-
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 
 template <bool NIBBLES>
