@@ -43,7 +43,7 @@ compared() {
 step() {
     echo "== $1" >&2
     engine="--model $MODEL --num-threads $THREADS --dtype float32"
-    few_bits="--dtype bfloat16 --quantization gguf --kv-cache-dtype int8 --kv-cache-memory 256MiB --rivals llama-cpp openvino"
+    few_bits="--dtype bfloat16 --quantization gguf --kv-cache-dtype int8 --kv-cache-memory 192MiB --rivals llama-cpp openvino"
     # shellcheck disable=SC2046,SC2086
     case $1 in
     envs)
