@@ -165,6 +165,20 @@ class Platform(ABC):
     def linear(self, x: Tensor, weight: PackedWeight) -> Tensor:
         """x [T, K] -> [T, N]."""
 
+    def grouped_linear(self, x: Tensor, weights: Sequence[PackedWeight], offsets: Tensor) -> Tensor:
+        """Rows offsets[e] .. offsets[e + 1] of x [T, K] times weight e, of E -> [T, N]: the experts of a layer.
+
+        offsets: int64 [E + 1], rising from 0 to T. The weights have one shape. A row gets the bits that `linear` gives.
+
+        Raises:
+            ValueError: the offsets do not cut x into E parts.
+        """
+        bounds = offsets.tolist()
+        if len(bounds) != len(weights) + 1 or bounds != sorted(bounds) or (bounds[0], bounds[-1]) != (0, len(x)):
+            raise ValueError(f"offsets must rise from 0 to {len(x)} in {len(weights)} steps, not be {bounds}")
+        parts = zip(bounds, bounds[1:], weights, strict=False)
+        return torch.cat([self.linear(x[begin:end], weight) for begin, end, weight in parts])
+
     @abstractmethod
     def embedding(self, token_ids: Tensor, table: Tensor) -> Tensor:
         """token_ids [T], table [V, hidden] -> [T, hidden]."""
@@ -267,7 +281,7 @@ class Platform(ABC):
     def replayable(self, forward: Forward, examples: Sequence[tuple[Tensor, Tensor, AttentionMetadata]]) -> Forward:
         """The same function, cheaper to call where the platform can record what `forward` does and do it again.
 
-        examples: two inputs of different T whose KV may be written.
+        The next call may overwrite the result. examples: two inputs of different T whose KV may be written.
         """
         return forward
 

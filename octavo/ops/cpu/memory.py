@@ -53,13 +53,15 @@ def _new_region(num_bytes: int) -> tuple[mmap.mmap, int]:
 _regions = _Regions()
 
 
-def empty(num_bytes: int) -> Tensor:
+def empty(num_bytes: int, alone: bool = False) -> Tensor:
     """uint8 [num_bytes], at the start of a cache line, with whatever is there.
+
+    alone: in a region that goes with it. Other memory comes back only when all of its region is let go.
 
     Raises:
         MemoryError: the system has no more.
     """
     if num_bytes == 0:
         return torch.empty(0, dtype=torch.uint8)
-    region, begin = _regions.take(num_bytes)
+    region, begin = _new_region(num_bytes) if alone else _regions.take(num_bytes)
     return torch.frombuffer(region, dtype=torch.uint8, count=num_bytes, offset=begin)

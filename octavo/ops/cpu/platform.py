@@ -81,6 +81,12 @@ class CpuPlatform(Platform):
             return quantized.linear(x, weight)
         return linear.linear(x, weight)
 
+    def grouped_linear(self, x: Tensor, weights: Sequence[NativeWeight | QuantizedWeight], offsets: Tensor) -> Tensor:
+        few_bits = [weight for weight in weights if isinstance(weight, QuantizedWeight)]
+        if few_bits and len(few_bits) == len(weights):
+            return quantized.grouped_linear(x, few_bits, offsets)
+        return super().grouped_linear(x, weights, offsets)
+
     def embedding(self, token_ids: Tensor, table: Tensor) -> Tensor:
         return linear.embedding(token_ids, table)
 

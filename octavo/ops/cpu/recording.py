@@ -92,7 +92,7 @@ class RecordedForward:
         wanted = self.num_bytes(len(x))
         if len(self._memory) < wanted:
             self._memory = memory.empty(0)  # gone before there is more
-            self._memory = memory.empty(wanted)
+            self._memory = memory.empty(wanted, alone=True)
         return self.run_in(self._memory, x, positions, metadata)
 
     def num_bytes(self, num_tokens: int) -> int:
