@@ -28,7 +28,7 @@ from octavo.ops.interface import QuantizedMatrix, dequantized
 
 sizes = st.integers(1, 70) | st.sampled_from([96, 127, 128, 129, 200])
 depths = st.integers(1, 8).map(lambda groups: 32 * groups) | st.sampled_from([576, 1536])
-row_counts = st.integers(0, 30) | st.sampled_from([48, 70, 145])
+row_counts = st.integers(0, 30) | st.sampled_from([48, 70, 96, 97, 145])
 parts_of = st.lists(st.tuples(sizes, st.sampled_from([4, 8])), min_size=1, max_size=3)
 
 
@@ -114,9 +114,9 @@ def sum_of_parts(parts):
 def test_a_row_is_the_same_beside_any_number_of_others(kernels):
     native.use_quantized_kernels(kernels)
     weight = ops.pack_quantized(matrices([(75, 4), (33, 8)], 544, 0), random(108))
-    x = random(70, 544, seed=2)
+    x = random(130, 544, seed=2)
     expected = alone(x, weight)
-    for rows in range(1, 71):
+    for rows in (*range(1, 71), *range(90, 131)):  # and where other kernels take over
         assert_same_bits(ops.linear(x[:rows], weight), expected[:rows])
 
 
@@ -168,7 +168,7 @@ def test_all_kernels_that_fuse_operations_give_the_same_bits():
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
-@pytest.mark.parametrize("rows", [1, 2, 7, 30])
+@pytest.mark.parametrize("rows", [1, 2, 7, 30, 130])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_the_largest_values_do_not_saturate(kernels, rows, sign):
     native.use_quantized_kernels(kernels)
@@ -198,7 +198,7 @@ def test_nothing_is_written_beside_the_output(kernels, rows, n):
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
-@pytest.mark.parametrize("rows", [1, 2, 9, 40])
+@pytest.mark.parametrize("rows", [1, 2, 9, 40, 120])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 def test_what_is_not_a_number_stays_in_its_row(kernels, rows, bad):
     native.use_quantized_kernels(kernels)
