@@ -221,7 +221,6 @@ OCTAVO_INLINE F<W> vmin(F<W> a, F<W> b) {
     return select<W>((I<W>)(a < b), a, b);
 }
 
-// The upper and the lower half of the lanes.
 // Puts x into a register, with a value that the compiler knows nothing of: it cannot compute it in another order before,
 // nor keep it in memory all the time for what comes after.
 template <class T>
@@ -233,6 +232,7 @@ OCTAVO_INLINE void keep(T& x) {
 #endif
 }
 
+// The lower and the upper half of the lanes.
 template <int W>
 OCTAVO_INLINE F<W / 2> low_half(F<W> x) {
     F<W / 2> half;
@@ -249,7 +249,7 @@ OCTAVO_INLINE F<W / 2> high_half(F<W> x) {
 // Lanes added in one fixed order: halves, quarters, ...
 template <int W>
 OCTAVO_INLINE float hsum(F<W> x) {
-    if constexpr (W <= kFloats) keep(x);
+    if constexpr (W > 2 && W <= kFloats) keep(x);
     if constexpr (W == 2)
         return x[0] + x[1];
     else
@@ -257,7 +257,7 @@ OCTAVO_INLINE float hsum(F<W> x) {
 }
 template <int W>
 OCTAVO_INLINE float hmax(F<W> x) {
-    if constexpr (W <= kFloats) keep(x);
+    if constexpr (W > 2 && W <= kFloats) keep(x);
     if constexpr (W == 2)
         return x[0] > x[1] ? x[0] : x[1];
     else

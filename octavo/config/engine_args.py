@@ -30,7 +30,7 @@ class EngineArgs:
     max_num_seqs: int = 256
     """Requests computed together at most."""
     max_num_batched_tokens: int | None = None
-    """Tokens computed in one step at most; default: 512 or max_num_seqs if that is more, and
+    """Tokens computed in one step at most; default: 512 or max_num_seqs + 256 if that is more, and
     max_model_len without chunked prefill."""
     block_size: int = 16
     """Tokens a KV cache block: 8, 16, 32, 64 or 128."""

@@ -26,6 +26,8 @@ __all__ = ["make_engine_args", "resolve"]
 
 DEFAULT_BATCHED_TOKENS = 512
 """Products gain little from more rows, and others wait for their next token while a chunk is computed."""
+LEFT_FOR_PROMPTS = 256
+"""Of these tokens, when every sequence but one decodes."""
 MEMORY_SHARE = 0.8
 """Of the free memory, what an automatic KV cache may bring the whole engine to."""
 AUTO_KV_CACHE_BYTES = 4 * 2**30
@@ -113,7 +115,7 @@ def _scheduler_config(args: EngineArgs, model: ModelConfig) -> SchedulerConfig:
     max_model_len = args.max_model_len or longest
     budget = args.max_num_batched_tokens
     if budget is None:
-        enough = max(DEFAULT_BATCHED_TOKENS, args.max_num_seqs)
+        enough = max(DEFAULT_BATCHED_TOKENS, args.max_num_seqs + LEFT_FOR_PROMPTS)
         budget = enough if args.enable_chunked_prefill else max_model_len
     if not args.enable_chunked_prefill:
         check_unchunked_budget(budget, max_model_len)

@@ -171,11 +171,16 @@ class Platform(ABC):
         offsets: int64 [E + 1], rising from 0 to T. The weights have one shape. A row gets the bits that `linear` gives.
 
         Raises:
-            ValueError: the offsets do not cut x into E parts.
+            ValueError: there are no weights, or the offsets do not cut x into E parts.
         """
+        if not weights or offsets.dtype is not torch.int64 or offsets.shape != (len(weights) + 1,):
+            raise ValueError(
+                f"offsets must be int64 [{len(weights) + 1}] for {len(weights)} weights, of which there must be one, "
+                f"not {offsets.dtype} {list(offsets.shape)}"
+            )
         bounds = offsets.tolist()
-        if len(bounds) != len(weights) + 1 or bounds != sorted(bounds) or (bounds[0], bounds[-1]) != (0, len(x)):
-            raise ValueError(f"offsets must rise from 0 to {len(x)} in {len(weights)} steps, not be {bounds}")
+        if bounds != sorted(bounds) or (bounds[0], bounds[-1]) != (0, len(x)):
+            raise ValueError(f"offsets must rise from 0 to {len(x)}, not be {bounds}")
         parts = zip(bounds, bounds[1:], weights, strict=False)
         return torch.cat([self.linear(x[begin:end], weight) for begin, end, weight in parts])
 

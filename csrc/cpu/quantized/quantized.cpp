@@ -61,7 +61,8 @@ class Pass {
             for (int64_t i = 0; i < product.weight->num_segments; ++i) cut(product, product.weight->segments()[i]);
         parallel_for(int64_t(chunks_.size()), [&](int64_t i, int) {
             Chunk& chunk = chunks_[i];
-            chunk.job.scratch = scratch();
+            bool needs_scratch = chunk.job.tiles->rows > kernels_.tile_rows(1);
+            chunk.job.scratch = needs_scratch ? scratch() : nullptr;
             kernels_.multiply(chunk.job, chunk.panel_begin, chunk.panel_end);
         });
     }
@@ -93,8 +94,10 @@ class Pass {
         // tiles are read as if all of them had the most rows
         int64_t wanted = num_rows_ * groups + most_rows_;
         if (size < wanted) {
+            size = 0;  // until there is memory: a failed step is followed by others
+            memory.reset();
+            memory.reset(new InputGroup[wanted]);
             size = wanted;
-            memory.reset(new InputGroup[size]);
         }
         InputGroup* group = memory.get();
         for (InputTile& tile : tiles_) {

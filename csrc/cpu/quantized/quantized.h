@@ -65,12 +65,12 @@ struct QuantizedJob {
     const QuantizedSegment* segment;
     const InputTile* tiles;
     int64_t num_tiles, k, y_stride;
-    char* scratch;  // scratch_of_group bytes for each group of K, at the start of a cache line
+    char* scratch;  // for tiles larger than those of one row: scratch_of_group bytes a group of K, at a cache line
 };
 
 struct QuantizedKernels {
     const char* name;
-    // The most rows of each tile of a product with so many; as many are read of each, whether it has them or not.
+    // The most rows of each tile of a product with so many; as many may be read of each, whether it has them or not.
     int (*tile_rows)(int64_t rows);
     int64_t scratch_of_group;
     // x [k] into every `stride`-th group.

@@ -25,6 +25,15 @@ struct Tile {
     int64_t ahead_step;  // bytes of it for one group
 };
 
+// total + a * b, in one operation where AMX has to give the same bits, and else as the compiler likes.
+OCTAVO_INLINE F<kFloats> add_product(F<kFloats> total, F<kFloats> a, F<kFloats> b) {
+#if defined(__AVX512F__)
+    return (F<kFloats>)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)total);
+#else
+    return total + a * b;
+#endif
+}
+
 template <int ROWS>
 struct PanelSums {
     F<kFloats> of[kPanelVectors][ROWS];
@@ -87,8 +96,8 @@ OCTAVO_INLINE void add_group(const InputGroup* x, const char* group, int first, 
 #pragma GCC unroll 16
         for (int r = 0; r < ROWS; ++r) {
             F<kFloats> sum = __builtin_convertvector(D::finish(sums.of[r][v], x[r].offset), F<kFloats>);
-            F<kFloats> result = results[v][r] + sum * (scale * x[r].scale);
-            if constexpr (BITS == 4) result = result + minimum * x[r].scaled_sum;
+            F<kFloats> result = add_product(results[v][r], sum, scale * x[r].scale);
+            if constexpr (BITS == 4) result = add_product(result, minimum, splat<kFloats>(x[r].scaled_sum));
             results[v][r] = result;
         }
     }

@@ -13,11 +13,13 @@ from torch import Tensor
 
 _HUGE_PAGE = 2 << 20
 _REGION = 32 << 20
+_LARGE = _REGION // 4
+"""What is larger lies alone: it would leave much of a region empty, or keep alive for small ones what it leaves."""
 _LINE = 64
 
 
 class _Regions:
-    """The region that is being filled. The tensors in it keep it alive, and only they."""
+    """The region that is being filled, with what is not large. The tensors in it keep it alive, and only they."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -29,7 +31,7 @@ class _Regions:
         with self._lock:
             region = self._find() if self._find is not None else None
             if region is None or self._end - self._begin < num_bytes:
-                region, self._begin = _new_region(max(_REGION, num_bytes))
+                region, self._begin = _new_region(_REGION)
                 self._find, self._end = weakref.ref(region), len(region)
             begin = self._begin
             self._begin += -(-num_bytes // _LINE) * _LINE
@@ -63,5 +65,6 @@ def empty(num_bytes: int, alone: bool = False) -> Tensor:
     """
     if num_bytes == 0:
         return torch.empty(0, dtype=torch.uint8)
+    alone = alone or num_bytes > _LARGE
     region, begin = _new_region(num_bytes) if alone else _regions.take(num_bytes)
     return torch.frombuffer(region, dtype=torch.uint8, count=num_bytes, offset=begin)

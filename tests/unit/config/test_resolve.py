@@ -217,7 +217,7 @@ def test_a_pool_shorter_than_the_length_is_said():
     ("options", "budget"),
     [
         ({}, 512),
-        ({"max_num_seqs": 1000}, 1000),
+        ({"max_num_seqs": 1000}, 1256),
         ({"max_num_batched_tokens": 8}, 8),
         ({"enable_chunked_prefill": False}, 8192),
         ({"enable_chunked_prefill": False, "max_model_len": 100}, 100),

@@ -26,10 +26,14 @@ def test_parts_begin_at_cache_lines_and_share_no_byte():
 
 
 def test_small_parts_lie_in_one_huge_page():
-    memory.empty(40 * MIB)  # a region of its own, which is full: the next one begins
     first, second = memory.empty(1000), memory.empty(1000)
-    assert first.data_ptr() % (2 * MIB) == 0
     assert second.data_ptr() == first.data_ptr() + 1024
+
+
+def test_a_large_part_lies_alone_at_the_start_of_a_huge_page():
+    small, large, other = memory.empty(100), memory.empty(9 * MIB), memory.empty(100)
+    assert large.data_ptr() % (2 * MIB) == 0
+    assert other.data_ptr() == small.data_ptr() + 128
 
 
 def test_nothing_takes_no_memory():

@@ -45,3 +45,11 @@ def test_offsets_that_do_not_cut_the_rows_are_refused(platform, kind, offsets):
     weights = [packed(platform, kind, seed) for seed in range(3)]
     with pytest.raises(ValueError, match="offsets must"):
         platform.grouped_linear(torch.randn(3, K), weights, torch.tensor(offsets))
+
+
+def test_no_weights_and_offsets_of_another_dtype_are_refused(platform):
+    with pytest.raises(ValueError, match="offsets must be int64"):
+        platform.grouped_linear(torch.randn(0, K), [], torch.tensor([0]))
+    offsets = torch.tensor([0, 3], dtype=torch.int32)
+    with pytest.raises(ValueError, match="offsets must be int64"):
+        platform.grouped_linear(torch.randn(3, K), [packed(platform, "float32", 0)], offsets)
