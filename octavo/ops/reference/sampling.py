@@ -38,6 +38,9 @@ def process_logits(logits: Tensor, batch: SamplingBatch) -> Tensor:
     if len(rows):
         probs = _probabilities(logits[rows], temperature[rows])
         _filter(probs, batch.top_k[rows], batch.top_p[rows], batch.min_p[rows])
+        # What a greedy row takes stays, though its probability may round to that of a lower id.
+        greedy = (batch.temperature[rows] == 0).nonzero().squeeze(1)
+        probs[greedy, logits[rows[greedy]].argmax(dim=-1)] = 1.0
         processed[rows] = processed[rows].masked_fill_(probs == 0, -torch.inf)
     return processed
 

@@ -230,6 +230,13 @@ def test_the_softmax_of_processed_logits_is_the_distribution_that_is_drawn_from(
     torch.testing.assert_close(processed[kept], torch.tensor(row, dtype=torch.float64)[kept] / (temperature or 1.0))
 
 
+def test_what_a_greedy_row_takes_is_kept_where_probabilities_round_to_equals():
+    for top_k, top_p in ((0, 0.0), (1, 1.0), (1, 0.5)):
+        row = (0.0, top_k, top_p, 0.0, 0.5)
+        assert process([[-1.2e-38, 0.0]], [row])[0, 1] == 0.0
+        assert one([-1.2e-38, 0.0], *row[:4]) == 1
+
+
 def test_processed_logits_without_filters_are_whole_and_finite_at_any_temperature():
     logits = [[3e38, -3e38, 0.0, 1e-44]]
     for temperature in (5e-324, 1e-250, 1e-30, 1.0, 1e300):
