@@ -1,6 +1,7 @@
 """What every test may use."""
 
 import os
+import signal
 
 # Two OpenMP threads that spin on two busy cores slow each other down many times over; set before torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -11,6 +12,9 @@ from pathlib import Path
 
 import pytest
 from fetch_models import NotAvailable, fetch
+
+# A job in the background of a shell ignores Ctrl-C, and so would whatever the tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @cache
