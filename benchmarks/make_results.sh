@@ -43,7 +43,8 @@ compared() {
 step() {
     echo "== $1" >&2
     engine="--model $MODEL --num-threads $THREADS --dtype float32"
-    few_bits="--dtype bfloat16 --quantization gguf --kv-cache-dtype int8 --kv-cache-memory 192MiB --rivals llama-cpp openvino"
+    few_bits="--dtype bfloat16 --quantization gguf --kv-cache-dtype int8 --kv-cache-memory 192MiB"
+    few_bits="$few_bits --rivals llama-cpp openvino"
     # shellcheck disable=SC2046,SC2086
     case $1 in
     envs)
@@ -115,8 +116,8 @@ step() {
     esac
 }
 
-STEPS="compare compare-bfloat16 compare-batches compare-shared compare-few-bits compare-shared-few-bits blocks throughput latency sweep startup
-decode-float32 decode-bfloat16 scaling transformers kernels overhead http liveness"
+STEPS="compare compare-bfloat16 compare-batches compare-shared compare-few-bits compare-shared-few-bits blocks
+throughput latency sweep startup decode-float32 decode-bfloat16 scaling transformers kernels overhead http liveness"
 if [ $# -eq 0 ]; then
     echo "steps: envs" $STEPS "context-32k"
     exit 0

@@ -3,6 +3,7 @@
 import gc
 import resource
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,25 @@ pytest.importorskip("octavo.ops.cpu._native", reason="installed without native k
 from octavo.ops.cpu import memory
 
 MIB = 2**20
+SMAPS = Path("/proc/self/smaps")
+
+
+def flags_of_mapping(address: int) -> list[str]:
+    inside = False
+    for line in SMAPS.read_text().splitlines():
+        head = line.split()[0]
+        if "-" in head and not head.endswith(":"):
+            begin, end = (int(text, 16) for text in head.split("-"))
+            inside = begin <= address < end
+        elif inside and head == "VmFlags:":
+            return line.split()[1:]
+    raise AssertionError(f"no mapping holds {address:#x}")
+
+
+@pytest.fixture(autouse=True)
+def regions(monkeypatch):
+    """A region that begins with the test: what is allocated one after the other lies so."""
+    monkeypatch.setattr(memory, "_regions", memory._Regions())
 
 
 def test_parts_begin_at_cache_lines_and_share_no_byte():
@@ -27,7 +47,16 @@ def test_parts_begin_at_cache_lines_and_share_no_byte():
 
 def test_small_parts_lie_in_one_huge_page():
     first, second = memory.empty(1000), memory.empty(1000)
+    assert first.data_ptr() % (2 * MIB) == 0
     assert second.data_ptr() == first.data_ptr() + 1024
+
+
+@pytest.mark.skipif(not SMAPS.exists(), reason="this system does not say what was advised of a mapping")
+@pytest.mark.parametrize("size", [1000, 9 * MIB])
+def test_the_system_is_asked_for_huge_pages(size):
+    part = memory.empty(size)
+    part.fill_(1)
+    assert "hg" in flags_of_mapping(part.data_ptr())  # proc(5): the mapping was advised so
 
 
 def test_a_large_part_lies_alone_at_the_start_of_a_huge_page():
